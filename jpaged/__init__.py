@@ -1,0 +1,34 @@
+"""PagedAttention for JAX: an immutable block allocator on the device, attention through block tables, and an engine."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jpaged.attention import PagedAttention, paged_attention
+    from jpaged.config import EngineConfig, SamplingParams
+    from jpaged.llm import LLM
+    from jpaged.model import LoadedModel
+    from jpaged.outputs import RequestOutput
+
+__version__ = "0.1.0.dev0"
+
+_HOMES = {
+    "LLM": "llm",
+    "EngineConfig": "config",
+    "LoadedModel": "model",
+    "PagedAttention": "attention",
+    "RequestOutput": "outputs",
+    "SamplingParams": "config",
+    "paged_attention": "attention",
+}
+
+__all__ = ["LLM", "EngineConfig", "LoadedModel", "PagedAttention", "RequestOutput", "SamplingParams", "paged_attention"]
+
+
+def __getattr__(name: str) -> object:
+    """Imports on first use, so that `--help` and the configs do not wait for JAX."""
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"jpaged.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'jpaged' has no attribute {name!r}")

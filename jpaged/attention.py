@@ -1,0 +1,221 @@
+"""The public attention: one function over a ragged batch, its Flax module, and the choice of a backend.
+
+It knows what each backend serves and writes the batch's new keys and values before it attends. It knows neither
+requests nor engines: any Flax model can call it with a cache and block tables of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int32
+
+from jpaged import cache as kv
+from jpaged import xla_attention
+from jpaged.cache import KVCache, Scalar
+
+BACKENDS = ("xla", "tpu", "gpu", "tpu_interpret", "gpu_interpret")
+SERVING = ("xla",)  # the backends that this version carries
+
+log = logging.getLogger(__name__)
+
+
+def resolve_backend(backend: str | None, platform: str | None = None) -> str:
+    """Returns the backend that will run: the one named, or for ``None`` the best that this version has.
+
+    A backend asked for by name never falls back.
+
+    Args:
+      backend: One of ``BACKENDS``, or None.
+      platform: "cpu", "tpu" or "gpu"; None asks JAX.
+
+    Raises:
+      ValueError: for an unknown backend, or one that cannot serve here.
+    """
+    platform = platform or jax.default_backend()
+    if backend is None:
+        _announce("xla", platform)
+        return "xla"
+    if backend not in BACKENDS:
+        raise ValueError(f"{backend=} must be one of {', '.join(BACKENDS)}; try backend=None, which picks one")
+    if backend not in SERVING:
+        wanted = backend.removesuffix("_interpret")
+        reason = f"needs a {wanted.upper()}, and JAX found only {platform}" if wanted != platform else "is not in yet"
+        if backend.endswith("_interpret"):
+            reason = "is not in yet"
+        raise ValueError(f"{backend=} {reason} in this version; it serves {', '.join(SERVING)}: try backend='xla'")
+    return backend
+
+
+@functools.cache
+def _announce(backend: str, platform: str) -> None:
+    log.info("attention backend: %s, picked because no kernel of this version serves %s", backend, platform)
+
+
+def paged_attention(
+    q: Float[Array, "T H D"],
+    k: Float[Array, "T K D"] | None,
+    v: Float[Array, "T K D"] | None,
+    cache: KVCache,
+    layer: Scalar,
+    block_tables: Int32[Array, "R M"],
+    kv_lens: Int32[Array, " R"],
+    cu_q_lens: Int32[Array, " R1"],
+    *,
+    sm_scale: float | Float[Array, ""] | None = None,
+    sliding_window: Scalar | None = None,
+    soft_cap: float | Float[Array, ""] | None = None,
+    sinks: Float[Array, " H"] | None = None,
+    max_q_len: int | None = None,
+    backend: str | None = None,
+) -> tuple[Float[Array, "T H D"], KVCache]:
+    """Causal attention of a ragged batch over a paged KV cache (PagedAttention, SOSP'23, section 4.1).
+
+    Row r owns the query tokens from ``cu_q_lens[r]`` up to ``cu_q_lens[r + 1]``: its last positions, the newest at
+    ``kv_lens[r] - 1``. First their keys and values are stored where the row's block table says, then every query
+    attends to its row's tokens up to its own. Decode is the case of one query a row; chunked prefill, and batches
+    that mix the two, are the same call.
+
+    Args:
+      q: Queries. Tokens past ``cu_q_lens[R]`` are padding; their outputs are zero.
+      k, v: The queries' own keys and values; None for both only reads.
+      cache: The KV memory of all layers. Donate it to the jitted function around this, and it is updated in place.
+      layer: Which layer; may be traced, so that layers can run under ``lax.scan``.
+      block_tables: Block ids of each row in the order of its tokens. Entries past its last token are never used.
+      kv_lens: Tokens of each row, the new ones included, int32.
+      cu_q_lens: Prefix sums of the rows' query counts, from 0, int32 [R + 1].
+      sm_scale: Factor on the scores; None is ``1/sqrt(D)``.
+      sliding_window: Each query sees this many last tokens, its own included; may be traced.
+      soft_cap: Scores become ``cap * tanh(score / cap)`` (Gemma 2, arXiv 2408.00118, section 2).
+      sinks: One logit a query head that joins the softmax's denominator only (attention sinks as in gpt-oss).
+      max_q_len: The most queries that any row has; static. 1 promises a decode batch. None makes no promise.
+      backend: See `resolve_backend`.
+
+    Returns:
+      The outputs in q's dtype, and the cache.
+
+    Raises:
+      ValueError: at trace time, for a backend that does not serve, or naming every shape that does not fit.
+    """
+    resolve_backend(backend)
+    _check(q, k, v, cache, block_tables, kv_lens, cu_q_lens, sinks, max_q_len)
+    batch = xla_attention.Batch(block_tables, kv_lens, cu_q_lens)
+    if k is not None and v is not None:
+        block_T, offset_T = _places(batch, q.shape[0], cache.layout)
+        cache = kv.write(cache, layer, k, v, block_T, offset_T)
+    masking = xla_attention.Masking(
+        sm_scale=xla_attention.default_sm_scale(q.shape[-1]) if sm_scale is None else sm_scale,
+        sliding_window=sliding_window,
+        soft_cap=soft_cap,
+        sinks_H=sinks,
+    )
+    out = xla_attention.attend(q, cache, layer, batch, masking, max_q_len=min(max_q_len or q.shape[0], q.shape[0]))
+    return out, cache
+
+
+class Rows(NamedTuple):
+    """Where each query token of a ragged batch belongs; padding tokens have row R and position 0."""
+
+    row_T: Int32[Array, " T"]
+    position_T: Int32[Array, " T"]
+
+
+def token_rows(kv_lens: Int32[Array, " R"], cu_q_lens: Int32[Array, " R1"], num_tokens: int) -> Rows:
+    """The row and position of each of ``num_tokens`` query tokens."""
+    token_T = jnp.arange(num_tokens, dtype=jnp.int32)
+    row_T = jnp.sum(cu_q_lens[None, 1:] <= token_T[:, None], axis=1, dtype=jnp.int32)
+    back_T = cu_q_lens.at[row_T + 1].get(mode="fill", fill_value=0) - token_T
+    position_T = kv_lens.at[row_T].get(mode="fill", fill_value=0) - back_T
+    return Rows(row_T, jnp.where(row_T < kv_lens.shape[0], position_T, 0))
+
+
+class PagedAttention(nnx.Module):
+    """`paged_attention` as a Flax NNX module: it holds a layer's settings, no parameters, and hands the cache on.
+
+    >>> attention = PagedAttention(layer=0, soft_cap=50.0)
+    >>> # out, cache = attention(q, k, v, cache, block_tables, kv_lens, cu_q_lens)
+    """
+
+    def __init__(
+        self,
+        layer: int,
+        *,
+        sm_scale: float | None = None,
+        sliding_window: int | None = None,
+        soft_cap: float | None = None,
+        backend: str | None = None,
+    ):
+        self.layer = layer
+        self.sm_scale = sm_scale
+        self.sliding_window = sliding_window
+        self.soft_cap = soft_cap
+        self.backend = backend
+
+    def __call__(
+        self,
+        q: Float[Array, "T H D"],
+        k: Float[Array, "T K D"] | None,
+        v: Float[Array, "T K D"] | None,
+        cache: KVCache,
+        block_tables: Int32[Array, "R M"],
+        kv_lens: Int32[Array, " R"],
+        cu_q_lens: Int32[Array, " R1"],
+        *,
+        sinks: Float[Array, " H"] | None = None,
+        max_q_len: int | None = None,
+    ) -> tuple[Float[Array, "T H D"], KVCache]:
+        """See `paged_attention`."""
+        return paged_attention(
+            q,
+            k,
+            v,
+            cache,
+            self.layer,
+            block_tables,
+            kv_lens,
+            cu_q_lens,
+            sm_scale=self.sm_scale,
+            sliding_window=self.sliding_window,
+            soft_cap=self.soft_cap,
+            sinks=sinks,
+            max_q_len=max_q_len,
+            backend=self.backend,
+        )
+
+
+def _places(batch: xla_attention.Batch, num_tokens: int, layout: kv.KVLayout) -> tuple[Array, Array]:
+    """The block and offset of each query token; NULL for padding."""
+    rows = token_rows(batch.kv_lens_R, batch.cu_q_lens_R1, num_tokens)
+    column_T = rows.position_T // layout.block_size
+    block_T = batch.block_tables_RM.at[rows.row_T, column_T].get(mode="fill", fill_value=layout.num_blocks)
+    return block_T, rows.position_T % layout.block_size
+
+
+def _check(q, k, v, cache: KVCache, block_tables, kv_lens, cu_q_lens, sinks, max_q_len) -> None:
+    layout, faults = cache.layout, []
+    if layout.order != "LCKNBD":
+        faults.append(f"{layout.order=} must be 'LCKNBD' for the xla backend; try KVLayout's default")
+    if (k is None) != (v is None):
+        faults.append("k and v must both be given, or both be None")
+    if q.ndim != 3 or q.shape[2] != layout.head_dim or q.shape[1] % layout.num_kv_heads:
+        faults.append(
+            f"{q.shape=} must be [T, H, {layout.head_dim}], H a multiple of the cache's {layout.num_kv_heads} KV heads"
+        )
+    for name, x in (("k", k), ("v", v)):
+        if x is not None and x.shape != (q.shape[0], layout.num_kv_heads, layout.head_dim):
+            faults.append(f"{name}.shape={x.shape} must be {(q.shape[0], layout.num_kv_heads, layout.head_dim)}")
+    if block_tables.ndim != 2 or kv_lens.shape != block_tables.shape[:1]:
+        faults.append(f"{block_tables.shape=} and {kv_lens.shape=} must be [R, M] and [R]")
+    if cu_q_lens.shape != (kv_lens.shape[0] + 1,):
+        faults.append(f"{cu_q_lens.shape=} must be [R + 1] for {kv_lens.shape=}")
+    if sinks is not None and sinks.shape != q.shape[1:2]:
+        faults.append(f"{sinks.shape=} must be [H], here {q.shape[1:2]}")
+    if max_q_len is not None and max_q_len < 1:
+        faults.append(f"{max_q_len=} must be at least 1; try None")
+    if faults:
+        raise ValueError("paged_attention: " + "; ".join(faults))

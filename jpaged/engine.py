@@ -1,0 +1,246 @@
+"""The loop: plan, dispatch, harvest one step late.
+
+It joins the scheduler (who runs) with the steps (what the device does) and hands results to requests. It never waits
+for the step it has just dispatched, only for the one before. It does not know prompts as text, nor who calls it.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import logging
+
+import jax
+import numpy as np
+
+from jpaged import buckets, budget, plan, sampling, scheduler, sizing, step
+from jpaged.attention import resolve_backend
+from jpaged.config import EngineConfig
+from jpaged.model import LoadedModel
+from jpaged.plan import PlanShape
+from jpaged.request import Candidates, Request, Sample
+from jpaged.scheduler import Limits, Schedule, Sequence
+from jpaged.stats import Stats
+
+log = logging.getLogger(__name__)
+
+MAX_ADMISSIONS = 8  # sequences that may start in one step: what bounds a plan's size
+
+
+@dataclasses.dataclass(frozen=True)
+class _InFlight:
+    """A dispatched step: who its rows were for. A row whose sample is over by the time it is read is dropped."""
+
+    number: int
+    schedule: Schedule
+    samples: tuple[Sample, ...]
+    output: step.StepOutput
+
+
+class Engine:
+    """Serves requests on one model.
+
+    Args:
+      loaded: The model.
+      config: Sizes and limits; see `EngineConfig`.
+
+    Raises:
+      ValueError: settings that this model or machine cannot serve, with the numbers.
+    """
+
+    def __init__(self, loaded: LoadedModel, config: EngineConfig):
+        self.loaded = loaded
+        self.config = config = sizing.resolve(loaded.model.spec, config)
+        spec, vocab = loaded.model.spec, loaded.model.spec.vocab_size
+        tokenizer = loaded.tokenizer
+        self.layout = sizing.layout(spec, config)
+        self.buckets = buckets.make(config.max_num_seqs, config.max_num_batched_tokens)
+        self._rows = sampling.RowLayout.of(config, vocab)
+        self.steps = step.Steps(
+            loaded.model,
+            backend=resolve_backend(config.backend),
+            vocab_limit=vocab if tokenizer is None else min(vocab, tokenizer.vocab_size),
+            max_steps=config.decode_steps,
+            rows=self._rows,
+        )
+        self._state = step.create_state(
+            self.layout,
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=config.max_model_len,
+            samplers=sampling.create(self._rows, config.max_num_seqs),
+        )
+        self._limits = Limits(
+            tokens=config.max_num_batched_tokens,
+            admissions=min(MAX_ADMISSIONS, config.max_num_seqs),
+            decode_steps=config.decode_steps,
+        )
+        self._queue = scheduler.create(config.max_num_seqs)
+        self._budget = budget.create(config.num_blocks, config.block_size, config.max_num_seqs)
+        self._in_flight: collections.deque[_InFlight] = collections.deque()
+        self._step_number = 0
+        self.stats = Stats(block_size=config.block_size, num_blocks=config.num_blocks)
+
+    @property
+    def state(self) -> step.DecodeState:
+        """The device state after every step that was dispatched."""
+        return self._state
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._in_flight) or not self._queue.is_idle
+
+    def add(self, request: Request) -> None:
+        """Queues a request's samples. The request must have passed `validate.problems`: what cannot fit waits forever."""
+        prompt_len = len(request.prompt_token_ids)
+        self._queue = scheduler.submit(
+            self._queue,
+            tuple(Sequence(sample, prompt_len, prompt_len + request.max_tokens - 1) for sample in request.samples),
+        )
+
+    def abort(self, request: Request) -> None:
+        """Ends what is left of a request; its blocks come back with the next step."""
+        alive = {sample for sample in request.samples if sample.finish_reason is None}
+        self._queue = scheduler.withdraw(self._queue, alive)
+        self._queue = scheduler.finish(self._queue, [s for s, q in self._running() if q.key in alive])
+        for sample in alive:
+            sample.abort()
+
+    def step(self) -> list[Sample]:
+        """Dispatches one step, reads the one before, and returns the samples that this changed."""
+        dispatched = self._dispatch()
+        if len(self._in_flight) > 1 or (self._in_flight and not dispatched):
+            return self._harvest(self._in_flight.popleft())
+        return []
+
+    def warmup(self, on_progress=lambda done, total: None) -> int:
+        """Compiles every bucket by running idle plans through it; returns how many there are."""
+        shapes = [("prefill", self._shape(r, t)) for r, t in self.buckets.all_prefill()]
+        shapes += [("decode", self._shape(r, 0)) for r in self.buckets.rows]
+        for done, (kind, shape) in enumerate(shapes):
+            on_progress(done, len(shapes))
+            run = self.steps.prefill if kind == "prefill" else self.steps.decode
+            self._state, output = run(self.loaded.weights, self._state, plan.blank(shape)[0], shape=shape)
+            jax.block_until_ready(output)
+        on_progress(len(shapes), len(shapes))
+        return len(shapes)
+
+    def _running(self) -> list[tuple[int, Sequence]]:
+        return [(slot, sequence) for slot, sequence in enumerate(self._queue.running) if sequence is not None]
+
+    def _shape(self, rows: int, tokens: int) -> PlanShape:
+        admissions = self._limits.admissions if tokens else 0
+        return PlanShape(self.config.max_num_seqs, rows, tokens, admissions, self._rows.width)
+
+    def _dispatch(self) -> bool:
+        number = self._step_number
+        self._queue, self._budget, planned = scheduler.schedule(self._queue, self._budget, self._limits, number)
+        if planned is None:
+            return False
+        self._step_number += 1
+        if planned.decodes_only:
+            shape, run = self._shape(self.buckets.decode(len(planned.slots_R)), 0), self.steps.decode
+        else:
+            shape, run = self._shape(*self.buckets.prefill(len(planned.slots_R), int(planned.counts_R.sum()))), self.steps.prefill
+        running = self._queue.running
+        samples = tuple(running[slot].key for slot in planned.slots_R.tolist())
+        packed = self._pack(planned, samples, shape)
+        self._state, output = run(self.loaded.weights, self._state, packed, shape=shape)
+        for leaf in jax.tree.leaves(output):
+            leaf.copy_to_host_async()
+        self._in_flight.append(_InFlight(number, planned, samples, output))
+        return True
+
+    def _pack(self, planned: Schedule, samples: tuple[Sample, ...], shape: PlanShape) -> np.ndarray:
+        packed, view = plan.blank(shape)
+        rows = len(planned.slots_R)
+        view["steps"][...] = planned.steps
+        view["free"][list(planned.freed)] = 1
+        view["slots"][:rows] = planned.slots_R
+        view["counts"][:rows] = planned.counts_R
+        view["flags"][:rows] = planned.prefills_R * plan.PREFILLS + planned.samples_R * plan.SAMPLES
+        start = 0
+        for row in np.flatnonzero(planned.prefills_R).tolist():
+            first, count = int(planned.starts_R[row]), int(planned.counts_R[row])
+            view["tokens"][start : start + count] = samples[row].request.prompt_token_ids[first : first + count]
+            start += count
+        for j, (slot, sequence) in enumerate(planned.admitted):
+            view["admit"][j] = slot
+            view["samplers"][j] = self._sampler_row(sequence.key)
+        return packed
+
+    def _sampler_row(self, sample: Sample) -> np.ndarray:
+        request = sample.request
+        return sampling.pack_row(
+            self._rows,
+            request.params,
+            index=sample.index,
+            seed=self._seed(request),
+            prompt_len=len(request.prompt_token_ids),
+            max_tokens=request.max_tokens,
+            stop_ids=sorted(request.stop_ids),
+            bad_words=request.bad_words,
+        )
+
+    def _seed(self, request: Request) -> int:
+        """A request without a seed of its own gets one from the engine's seed and its number."""
+        if request.params.seed is not None:
+            return request.params.seed
+        return int(np.random.default_rng([self.config.seed, request.id]).integers(2**63))
+
+    def _harvest(self, record: _InFlight) -> list[Sample]:
+        output: step.StepOutput = jax.tree.map(np.asarray, record.output)
+        if not output.ok and record.schedule.steps == 1:
+            raise AssertionError("the pool could not serve a step that the budget had room for")
+        planned, rows = record.schedule, len(record.samples)
+        made_R = output.made_KR[:, :rows].sum(axis=0).tolist()
+        tokens = output.tokens_KR[:, :rows].T.tolist()
+        over_R = output.done_R[:rows].tolist()
+        failed_R = output.sampled.bad_R[:, :rows].any(axis=0).tolist()
+        counts_R = planned.counts_R.tolist()
+        found = Candidates(
+            output.sampled.logprob_R, output.sampled.rank_R, output.sampled.top_ids_RJ, output.sampled.top_logprobs_RJ
+        )
+        changed, present, over, start = [], [], [], 0
+        for row, sample in enumerate(record.samples):
+            slot, made = int(planned.slots_R[row]), made_R[row]
+            if planned.prefills_R[row]:
+                start = self._read_prompt(record, output, row, start)
+                sample.kv_len += counts_R[row]
+            else:
+                sample.kv_len += made
+            if sample.finish_reason is not None:
+                continue
+            present.append(slot)
+            if made:
+                sample.accept(
+                    tokens[row][:made], self._logprobs(found, sample, row, tokens[row][:made]),
+                    over=over_R[row], failed=failed_R[row],
+                )
+                changed.append(sample)
+                if sample.finish_reason is not None:
+                    over.append(slot)
+        lengths = [self._queue.running[slot].key.kv_len for slot in present]
+        self._budget = self._budget.harvest(
+            record.number, int(output.num_free), np.array(present, np.int64), np.array(lengths, np.int64)
+        )
+        self._queue = scheduler.finish(self._queue, over)
+        self.stats.record(planned, made_R, int(output.num_free), self._budget.read_S)
+        return changed
+
+    def _logprobs(self, found: Candidates, sample: Sample, row: int, tokens: list[int]) -> list[dict]:
+        top = sample.request.params.logprobs
+        if top is None:
+            return []
+        return [found.table((k, row), token, top, self.loaded.tokenizer) for k, token in enumerate(tokens)]
+
+    def _read_prompt(self, record: _InFlight, output: step.StepOutput, row: int, start: int) -> int:
+        """Keeps the prompt log-probabilities of one row's chunk; returns where the next row's tokens begin."""
+        request, planned = record.samples[row].request, record.schedule
+        first, count = int(planned.starts_R[row]), int(planned.counts_R[row])
+        top, ids = request.params.prompt_logprobs, request.prompt_token_ids
+        if top is not None and record.samples[row].index == 0:
+            scores = output.prompt_logprobs
+            found = Candidates(scores.logprob_T, scores.rank_T, scores.top_ids_TJ, scores.top_logprobs_TJ)
+            for i in range(min(count, len(ids) - 1 - first)):
+                request.prompt_logprobs.append(found.table(start + i, ids[first + i + 1], top, self.loaded.tokenizer))
+        return start + count

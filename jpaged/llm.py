@@ -1,0 +1,248 @@
+"""`LLM`: prompts in, text out. The calls and defaults that vLLM's users know, on this engine.
+
+It turns prompts into ids, checks every request before anything runs, and drives the engine. It schedules nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.metadata
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+from jpaged import cache as kv
+from jpaged import validate
+from jpaged.config import EngineConfig, SamplingParams
+from jpaged.engine import Engine
+from jpaged.model import AttentionView, LoadedModel
+from jpaged.outputs import Delta, RequestOutput
+from jpaged.request import Request
+from jpaged.tokenizer import Message
+
+Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
+
+
+class LLM:
+    """A model ready to generate.
+
+    >>> llm = LLM("default")
+    >>> llm.generate("The capital of France is", SamplingParams(temperature=0, max_tokens=4))[0].outputs[0].text
+
+    Args:
+      model: A `LoadedModel`, or a name or path that a loader of the entry-point group ``jpaged.models`` knows: for
+        jpaged's own, "default", a Hugging Face directory, a GGUF file or a converted checkpoint.
+      **settings: Fields of `EngineConfig`.
+
+    Raises:
+      ValueError: settings or a model that cannot be served; the message says why and what to do.
+    """
+
+    def __init__(self, model: LoadedModel | str, **settings: Any):
+        config = EngineConfig(**settings)
+        loaded = load(model, config.dtype) if isinstance(model, str) else model
+        self.engine = Engine(loaded, config)
+        self._next_id = 0
+
+    @property
+    def config(self) -> EngineConfig:
+        """The settings, with nothing left open."""
+        return self.engine.config
+
+    @property
+    def tokenizer(self):
+        """The model's tokenizer, or None."""
+        return self.engine.loaded.tokenizer
+
+    def problems(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> dict[int, list[str]]:
+        """What is wrong with each request, by index; requests that can be served are not in it."""
+        listed, params_list = _paired(prompts, params)
+        checked = (self._check(prompt, each) for prompt, each in zip(listed, params_list, strict=True))
+        return {index: faults for index, (_, _, faults) in enumerate(checked) if faults}
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> list[RequestOutput]:
+        """Completes every prompt, batched continuously; outputs are in the order of the prompts.
+
+        Args:
+          prompts: A text, a list of ids, a mapping with "prompt" or "prompt_token_ids", or a list of such.
+          params: One for all, or one a prompt; None is `SamplingParams()`.
+          progress: Whether to show a progress bar; None shows one on a terminal.
+
+        Raises:
+          ValueError: naming every request that is wrong, before anything runs.
+        """
+        requests = self._requests(prompts, params)
+        with tqdm(total=len(requests), unit="request", disable=_hidden(progress), leave=False) as bar:
+            for sample in self._run(requests):
+                bar.update(sample.request.finished and sample.finish_reason is not None)
+        return [request.output() for request in requests]
+
+    def stream(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> Iterator[Delta]:
+        """As `generate`, handing out what each sample gains as it comes. Closing the iterator aborts what is left.
+
+        Raises:
+          ValueError: as `generate`, at the call.
+        """
+        requests = self._requests(prompts, params)
+        return (sample.delta() for sample in self._run(requests))
+
+    def run(self, requests: list[Request]) -> Iterator[Request]:
+        """Drives requests made by `make_requests`, naming one each time that it has gained something."""
+        return (sample.request for sample in self._run(requests))
+
+    def make_requests(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[Request]:
+        """Requests for `run`, checked as `generate` checks them."""
+        return self._requests(prompts, params)
+
+    def chat(self, messages: Sequence[Message] | Sequence[Sequence[Message]], params=None, **options: Any) -> list[RequestOutput]:
+        """`generate` on conversations, rendered by the model's chat template."""
+        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        return self.generate([self.chat_prompt(conversation) for conversation in conversations], params, **options)
+
+    def chat_prompt(self, messages: Sequence[Message]) -> Prompt:
+        """The prompt that stands for a conversation; the template has written BOS itself where the model wants it."""
+        if self.tokenizer is None:
+            raise ValueError("this model has no tokenizer, so it has no chat template; try prompt_token_ids")
+        text = self.tokenizer.apply_chat_template(messages)
+        return {"prompt": text, "prompt_token_ids": self.tokenizer.encode(text, add_special_tokens=False)}
+
+    def compute_logits(self, token_ids: Sequence[int]) -> np.ndarray:
+        """Logits [n, V], float32, after each of ``n`` tokens of one sequence; for tests and evaluation.
+
+        Runs through a paged cache of its own, all tokens in one step.
+
+        Raises:
+          ValueError: no tokens, too many, or ids out of range.
+        """
+        faults = validate.prompt_problems(list(token_ids), self._limits)
+        if faults:
+            raise ValueError("; ".join(faults))
+        layout = self.engine.layout
+        padded = 1 << max(4, (len(token_ids) - 1).bit_length())
+        tokens = np.zeros(padded, np.int32)
+        tokens[: len(token_ids)] = token_ids
+        small = dataclasses.replace(layout, num_blocks=-(-padded // layout.block_size))
+        loaded = self.engine.loaded
+        return np.asarray(self._all_logits(loaded.weights, jnp.asarray(tokens), np.int32(len(token_ids)), small))[: len(token_ids)]
+
+    def warmup(self, *, progress: bool | None = None) -> int:
+        """Compiles every bucket, so that no request meets a compilation; returns how many there are."""
+        with tqdm(unit="bucket", desc="compiling", disable=_hidden(progress), leave=False) as bar:
+
+            def show(done: int, total: int) -> None:
+                bar.total = total
+                bar.update(done - bar.n)
+
+            return self.engine.warmup(show)
+
+    @functools.cached_property
+    def _all_logits(self) -> Callable[..., jax.Array]:
+        model, backend = self.engine.loaded.model, self.config.backend
+
+        def run(weights, tokens_T, count, layout):
+            num_blocks = layout.num_blocks
+            view = AttentionView(
+                cache=kv.create(layout),
+                block_tables_RM=jnp.arange(num_blocks, dtype=jnp.int32)[None],
+                kv_lens_R=count[None],
+                cu_q_lens_R1=jnp.stack([jnp.zeros_like(count), count]),
+                backend=backend,
+            )
+            hidden_TE, _ = model.hidden(weights, tokens_T, view.rows(tokens_T.shape[0]).position_T, view)
+            return model.logits(weights, hidden_TE)
+
+        return jax.jit(run, static_argnums=3)
+
+    @functools.cached_property
+    def _limits(self) -> validate.Limits:
+        return validate.limits(self.engine.loaded, self.config)
+
+    def _check(self, prompt: Prompt, params: SamplingParams) -> tuple[str | None, list[int], list[str]]:
+        text, ids, faults = validate.read_prompt(prompt, self.tokenizer)
+        return text, ids, faults or validate.request_problems(ids, params, self._limits)
+
+    def _requests(self, prompts: Any, params: Any) -> list[Request]:
+        listed, params_list = _paired(prompts, params)
+        requests, wrong = [], []
+        for index, (prompt, each) in enumerate(zip(listed, params_list, strict=True)):
+            text, ids, faults = self._check(prompt, each)
+            if faults:
+                wrong.append(f"request {index}: " + "; ".join(faults))
+                continue
+            requests.append(
+                Request(
+                    self._next_id + index,
+                    text,
+                    ids,
+                    each,
+                    tokenizer=self.tokenizer,
+                    stop_ids=validate.stop_ids(each, self._limits),
+                    bad_words=validate.bad_word_ids(each, self.tokenizer),
+                    max_tokens=validate.max_tokens(each, len(ids), self._limits),
+                )
+            )
+        if wrong:
+            raise ValueError("\n".join(wrong))
+        self._next_id += len(requests)
+        return requests
+
+    def _run(self, requests: list[Request]):
+        """Yields each sample that a step changed; whatever is left is aborted when the caller turns away."""
+        for request in requests:
+            self.engine.add(request)
+        try:
+            while self.engine.has_work:
+                yield from self.engine.step()
+        finally:
+            for request in requests:
+                self.engine.abort(request)
+            while self.engine.has_work:
+                self.engine.step()
+
+
+def load(name: str, dtype: str) -> LoadedModel:
+    """Asks the loaders of the entry-point group ``jpaged.models`` for a model, by name or path.
+
+    Raises:
+      ValueError: no loader is installed, or the loader cannot load it.
+    """
+    found = importlib.metadata.entry_points(group="jpaged.models")
+    family, _, rest = name.partition(":")
+    chosen = [point for point in found if point.name == family and rest] or [p for p in found if p.name == "default"]
+    if not chosen:
+        raise ValueError(f"model={name!r} cannot be loaded: no package offers loaders; try `pip install -e .` of jpaged")
+    return chosen[0].load()(rest if chosen[0].name == family and rest else name, dtype=dtype)
+
+
+def _paired(prompts: Any, params: Any) -> tuple[list[Prompt], list[SamplingParams]]:
+    single = isinstance(prompts, str | Mapping) or (prompts and all(isinstance(p, int | np.integer) for p in prompts))
+    listed = [prompts] if single else list(prompts)
+    if params is None:
+        params = SamplingParams()
+    if isinstance(params, SamplingParams):
+        return listed, [params] * len(listed)
+    if len(params) != len(listed):
+        raise ValueError(f"there are {len(listed)} prompts and {len(params)} SamplingParams; try one for all, or as many")
+    return listed, list(params)
+
+
+def _hidden(progress: bool | None) -> bool:
+    return not (sys.stderr.isatty() if progress is None else progress)

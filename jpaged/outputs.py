@@ -1,0 +1,86 @@
+"""What a caller gets back, under the names that vLLM's users know. Plain data; nothing here computes."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Logprob:
+    """The log-probability of one candidate token, of the model's unmodified distribution.
+
+    Attributes:
+      logprob: Natural logarithm.
+      rank: 1 for the most likely token.
+      decoded_token: Its text, or None without a tokenizer.
+    """
+
+    logprob: float
+    rank: int
+    decoded_token: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class CompletionOutput:
+    """One sample of a request.
+
+    Attributes:
+      index: Which of its ``n`` samples.
+      text: The text; None without a tokenizer.
+      token_ids: The generated ids; in text, ids and logprobs nothing follows a stop.
+      cumulative_logprob: Sum over the generated tokens; None unless logprobs were asked for.
+      logprobs: For each token, candidates by id: the top ``logprobs`` and the token itself; None unless asked for.
+      finish_reason: "stop", "length", "error", or None while it runs.
+      stop_reason: The stop string or stop token id that ended it; None for EOS and all else.
+    """
+
+    index: int
+    text: str | None
+    token_ids: list[int]
+    cumulative_logprob: float | None
+    logprobs: list[dict[int, Logprob]] | None
+    finish_reason: str | None
+    stop_reason: int | str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class RequestOutput:
+    """A request and its samples.
+
+    Attributes:
+      request_id: Its number in the order of submission.
+      prompt: The prompt's text; None if it was given as ids.
+      prompt_token_ids: The prompt.
+      prompt_logprobs: For each prompt token, candidates by id; None for the first, which nothing predicts. None as a
+        whole unless asked for.
+      outputs: The ``n`` samples in order.
+      finished: Whether all of them are over.
+      error: What went wrong with this request alone, if anything.
+    """
+
+    request_id: int
+    prompt: str | None
+    prompt_token_ids: list[int]
+    prompt_logprobs: list[dict[int, Logprob] | None] | None
+    outputs: list[CompletionOutput]
+    finished: bool
+    error: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Delta:
+    """What one sample of a request has gained, as a stream hands it out.
+
+    Attributes:
+      request_id, index: Whose it is.
+      text: New text in whole characters; None without a tokenizer.
+      token_ids: New ids. Text may lag behind them while it could still become a stop string.
+      logprobs: Their candidates, if asked for.
+      finish_reason, stop_reason: As in `CompletionOutput`; the last delta of a sample has a finish_reason.
+    """
+
+    request_id: int
+    index: int
+    text: str | None
+    token_ids: list[int]
+    logprobs: list[dict[int, Logprob]] | None
+    finish_reason: str | None
+    stop_reason: int | str | None

@@ -1,0 +1,183 @@
+"""A request on the host: its samples, their tokens, text and log-probabilities, and why each of them ended.
+
+It knows what the caller asked for and what has come back. It does not know slots, blocks or the device.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from jpaged.config import SamplingParams
+from jpaged.outputs import CompletionOutput, Delta, Logprob, RequestOutput
+from jpaged.tokenizer import TextStream, Tokenizer
+
+
+class Sample:
+    """One sample as it grows. Not thread-safe.
+
+    Attributes:
+      request: Whose it is.
+      index: Which of the request's samples.
+      token_ids: What was generated, up to and including what ended it.
+      kv_len: Tokens whose KV the device held when the last step was read.
+      finish_reason, stop_reason: See `CompletionOutput`.
+    """
+
+    def __init__(self, request: Request, index: int, tokenizer: Tokenizer | None):
+        params = request.params
+        self.request, self.index = request, index
+        self.token_ids: list[int] = []
+        self.logprobs: list[dict[int, Logprob]] = []
+        self.kv_len = 0
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+        self._pieces: list[str] = []
+        self._told = (0, 0)  # pieces and tokens that deltas have handed out
+        self._tokenizer = tokenizer
+        self._stream = tokenizer and TextStream(
+            tokenizer,
+            stop=params.stop,
+            include_stop=params.include_stop_str_in_output,
+            skip_special_tokens=params.skip_special_tokens,
+            min_tokens=params.min_tokens,
+        )
+
+    @property
+    def text(self) -> str | None:
+        return None if self._stream is None else "".join(self._pieces)
+
+    def accept(self, tokens: Sequence[int], logprobs: Sequence[dict[int, Logprob]], *, over: bool, failed: bool) -> None:
+        """Takes the tokens that a step made; ``over`` says that the device is done with the sample after the last."""
+        params = self.request.params
+        for number, token in enumerate(tokens):
+            last = over and number == len(tokens) - 1
+            if last and failed:
+                self._end("error", None)
+                return
+            self.token_ids.append(token)
+            if params.logprobs is not None:
+                self.logprobs.append(logprobs[number])
+            stops = last and token in self.request.stop_ids and len(self.token_ids) >= params.min_tokens
+            if self._stream is not None and (not stops or params.include_stop_str_in_output):
+                piece, hit = self._stream.push(token)
+                if piece:
+                    self._pieces.append(piece)
+                if hit:
+                    self._end("stop", self._stream.stop_hit)
+                    return
+            if stops:
+                self._end("stop", token if token in params.stop_token_ids else None)
+            elif last:
+                self._end("length", None)
+
+    def abort(self) -> None:
+        """Ends the sample where it stands, on the caller's wish."""
+        if self.finish_reason is None:
+            self._end("abort", None)
+
+    def output(self) -> CompletionOutput:
+        wanted = self.request.params.logprobs is not None
+        pairs = zip(self.token_ids, self.logprobs, strict=True) if wanted else ()
+        return CompletionOutput(
+            index=self.index,
+            text=self.text,
+            token_ids=list(self.token_ids),
+            cumulative_logprob=sum(found[token].logprob for token, found in pairs) if wanted else None,
+            logprobs=list(self.logprobs) if wanted else None,
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+        )
+
+    def delta(self) -> Delta:
+        """What is new since the last delta."""
+        (pieces, tokens), self._told = self._told, (len(self._pieces), len(self.token_ids))
+        return Delta(
+            request_id=self.request.id,
+            index=self.index,
+            text=None if self._stream is None else "".join(self._pieces[pieces:]),
+            token_ids=self.token_ids[tokens:],
+            logprobs=None if self.request.params.logprobs is None else self.logprobs[tokens:],
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+        )
+
+    def _end(self, finish_reason: str, stop_reason: int | str | None) -> None:
+        self.finish_reason, self.stop_reason = finish_reason, stop_reason
+        rest = self._stream.finish() if self._stream is not None else ""
+        if rest:
+            self._pieces.append(rest)
+
+
+class Request:
+    """A prompt, what is asked of it, and its samples.
+
+    Attributes:
+      id: The caller's number for it.
+      prompt: Its text, or None.
+      prompt_token_ids: Its ids.
+      params: What was asked for.
+      stop_ids: Ids that end a sample: the tokenizer's EOS unless ignored, and the request's own.
+      bad_words: Token sequences that must not be generated.
+      max_tokens: Tokens that a sample may have.
+      samples: The ``n`` samples.
+      prompt_logprobs: Filled in as the prompt is computed.
+    """
+
+    def __init__(
+        self,
+        id: int,
+        prompt: str | None,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        tokenizer: Tokenizer | None,
+        stop_ids: tuple[int, ...],
+        bad_words: list[list[int]],
+        max_tokens: int,
+    ):
+        self.id, self.prompt, self.prompt_token_ids, self.params = id, prompt, prompt_token_ids, params
+        self.stop_ids = frozenset(stop_ids)
+        self.bad_words = bad_words
+        self.max_tokens = max_tokens
+        self.samples = [Sample(self, index, tokenizer) for index in range(params.n)]
+        self.prompt_logprobs: list[dict[int, Logprob] | None] = [None]
+
+    @property
+    def finished(self) -> bool:
+        return all(sample.finish_reason is not None for sample in self.samples)
+
+    def output(self) -> RequestOutput:
+        failed = any(sample.finish_reason == "error" for sample in self.samples)
+        return RequestOutput(
+            request_id=self.id,
+            prompt=self.prompt,
+            prompt_token_ids=list(self.prompt_token_ids),
+            prompt_logprobs=None if self.params.prompt_logprobs is None else list(self.prompt_logprobs),
+            outputs=[sample.output() for sample in self.samples],
+            finished=self.finished,
+            error="the model's scores were not numbers (NaN); the weights or the prompt are at fault" if failed else None,
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Candidates:
+    """Log-probabilities as a step returns them, for X tokens: of the token itself, and of the top J."""
+
+    logprob_X: np.ndarray
+    rank_X: np.ndarray
+    top_ids_XJ: np.ndarray
+    top_logprobs_XJ: np.ndarray
+
+    def table(self, x: object, token: int, top: int, tokenizer: Tokenizer | None) -> dict[int, Logprob]:
+        """The ``top`` likeliest tokens at place ``x``, and the token itself."""
+        ids, logprobs = self.top_ids_XJ[x][:top].tolist(), self.top_logprobs_XJ[x][:top].tolist()
+        found = {t: Logprob(p, r, _text(tokenizer, t)) for r, (t, p) in enumerate(zip(ids, logprobs, strict=True), 1)}
+        found.setdefault(token, Logprob(float(self.logprob_X[x]), int(self.rank_X[x]), _text(tokenizer, token)))
+        return found
+
+
+def _text(tokenizer: Tokenizer | None, token: int) -> str | None:
+    return None if tokenizer is None else tokenizer.decode([token], skip_special_tokens=False)

@@ -1,0 +1,85 @@
+"""How large the engine's arrays are, where the caller left it open, and which dtype suits the machine.
+
+It knows a model's numbers and the memory there is. It creates nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+
+import jax
+
+from jpaged.cache import KVLayout
+from jpaged.config import EngineConfig
+from jpaged.model import ModelSpec
+
+CPU_CACHE_BYTES = 1 << 30  # of KV on a CPU unless the caller says otherwise; the memory is the host's own
+DEVICE_SHARE = 0.9  # of an accelerator's free memory
+
+log = logging.getLogger(__name__)
+
+
+def resolve(spec: ModelSpec, config: EngineConfig) -> EngineConfig:
+    """The same settings with nothing left open: ``max_model_len``, ``num_blocks``, ``dtype``.
+
+    Raises:
+      ValueError: naming every setting that does not fit the model.
+    """
+    faults = []
+    longest = config.max_model_len or spec.max_model_len
+    if longest > spec.max_model_len:
+        faults.append(f"max_model_len={longest} must be at most {spec.max_model_len}, what {spec.name} was trained for")
+    if config.max_logprobs > spec.vocab_size:
+        faults.append(f"max_logprobs={config.max_logprobs} must be at most the vocabulary, {spec.vocab_size}")
+    config = dataclasses.replace(config, max_model_len=longest, dtype=resolve_dtype(config.dtype))
+    if config.num_blocks is None:
+        block_bytes = layout(spec, dataclasses.replace(config, num_blocks=1)).bytes_per_block
+        wanted = config.max_num_seqs * -(-longest // config.block_size)
+        room = config.kv_cache_memory // block_bytes if config.kv_cache_memory else free_bytes() // block_bytes
+        num_blocks = room if config.kv_cache_memory else min(wanted, room)
+        if num_blocks < 1:
+            faults.append(f"one KV block takes {block_bytes:,} bytes and there is room for none; try more kv_cache_memory")
+        config = dataclasses.replace(config, num_blocks=max(1, num_blocks), kv_cache_memory=None)
+    if faults:
+        raise ValueError("; ".join(faults))
+    return config
+
+
+def layout(spec: ModelSpec, config: EngineConfig) -> KVLayout:
+    """The KV cache of these settings."""
+    return KVLayout(
+        spec.num_layers, config.num_blocks, config.block_size, spec.num_kv_heads, spec.head_dim, config.dtype
+    )
+
+
+def free_bytes() -> int:
+    """Bytes that KV may take on the first device."""
+    stats = jax.devices()[0].memory_stats() or {}
+    if jax.default_backend() == "cpu" or "bytes_limit" not in stats:
+        return CPU_CACHE_BYTES
+    return int(DEVICE_SHARE * (stats["bytes_limit"] - stats["bytes_in_use"]))
+
+
+def resolve_dtype(dtype: str) -> str:
+    """"auto" becomes bfloat16 on accelerators; on a CPU the faster type of its matrix unit (docs/cpu.md)."""
+    if dtype != "auto":
+        return dtype
+    platform = jax.default_backend()
+    if platform != "cpu":
+        chosen, why = "bfloat16", f"a {platform} computes in it"
+    elif _has_matrix_unit() and jax.__version_info__ >= (0, 12):
+        chosen, why = "bfloat16", "this CPU multiplies bfloat16 in hardware (amx_bf16) and this jax uses it"
+    else:
+        chosen, why = "float32", "this CPU or this jax multiplies bfloat16 more slowly"
+    log.info("dtype: %s, because %s", chosen, why)
+    return chosen
+
+
+def _has_matrix_unit() -> bool:
+    """Whether Linux reports AMX for bfloat16."""
+    try:
+        with open("/proc/cpuinfo") as cpuinfo:
+            return any("amx_bf16" in line for line in cpuinfo if line.startswith("flags"))
+    except OSError:
+        return False

@@ -1,0 +1,147 @@
+"""Whether a request can be served, before anything runs: prompt, parameters and limits together.
+
+It reads a prompt into ids and collects everything that is wrong in whole sentences. It raises nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jpaged.config import EngineConfig, SamplingParams
+from jpaged.model import LoadedModel
+from jpaged.tokenizer import Tokenizer
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What requests are held against.
+
+    Attributes:
+      vocab_size: Ids that the model's logits cover.
+      sampled_vocab: Ids that can be sampled: the tokenizer's.
+      eos_ids: Ids that end a text.
+      tokenizer: For stop strings and bad words; None for a model that runs on ids.
+      config: The engine's settings, resolved.
+    """
+
+    vocab_size: int
+    sampled_vocab: int
+    eos_ids: tuple[int, ...]
+    tokenizer: Tokenizer | None
+    config: EngineConfig
+
+    @property
+    def pool_tokens(self) -> int:
+        return self.config.num_blocks * self.config.block_size
+
+
+def limits(loaded: LoadedModel, config: EngineConfig) -> Limits:
+    """The limits of an engine."""
+    vocab, tokenizer = loaded.model.spec.vocab_size, loaded.tokenizer
+    if tokenizer is None:
+        eos = tuple(getattr(loaded.config, "eos_token_ids", ()))
+        return Limits(vocab, vocab, eos, None, config)
+    eos = tuple(dict.fromkeys((*tokenizer.eos_token_ids, *getattr(loaded.config, "eos_token_ids", ()))))
+    return Limits(vocab, min(vocab, tokenizer.vocab_size), eos, tokenizer, config)
+
+
+def read_prompt(prompt: Any, tokenizer: Tokenizer | None) -> tuple[str | None, list[int], list[str]]:
+    """A prompt's text and ids, or why it has none."""
+    text, ids = prompt, None
+    if isinstance(prompt, Mapping):
+        unknown = sorted(set(prompt) - {"prompt", "prompt_token_ids"})
+        if unknown:
+            return None, [], [f"the prompt has unknown keys {unknown}; try 'prompt' or 'prompt_token_ids'"]
+        text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+    elif not isinstance(prompt, str):
+        text, ids = None, prompt
+    if text is not None and not isinstance(text, str):
+        return None, [], [f"the prompt's text must be a string, not {type(text).__name__}; try a string or a list of ids"]
+    if ids is not None:
+        if not isinstance(ids, Sequence | np.ndarray) or isinstance(ids, str | bytes):
+            return text, [], [f"prompt_token_ids must be a list of ids, not {type(ids).__name__}; try [1, 2, 3]"]
+        odd = [i for i in ids if isinstance(i, bool) or not isinstance(i, int | np.integer)]
+        if odd:
+            return text, [], [f"prompt_token_ids must be integers, not {odd[0]!r}; try whole numbers"]
+        return text, [int(i) for i in ids], []
+    if text is None:
+        return None, [], ["the prompt is missing; try a text, a list of ids, or 'prompt' in a mapping"]
+    if tokenizer is None:
+        return text, [], ["this model has no tokenizer, so it cannot read text; try prompt_token_ids"]
+    try:
+        return text, tokenizer.encode(text), []
+    except ValueError as error:
+        return text, [], [str(error)]
+
+
+def prompt_problems(ids: Sequence[int], limits: Limits) -> list[str]:
+    """What is wrong with a prompt's ids."""
+    if not len(ids):
+        return ["the prompt is empty; try at least one token"]
+    faults = []
+    outside = [i for i in ids if not 0 <= i < limits.vocab_size]
+    if outside:
+        faults.append(f"prompt token {outside[0]} is out of range; ids must be from 0 to {limits.vocab_size - 1}")
+    if len(ids) > limits.config.max_model_len:
+        faults.append(f"the prompt has {len(ids)} tokens and max_model_len is {limits.config.max_model_len}; try a shorter one")
+    return faults
+
+
+def request_problems(ids: Sequence[int], params: SamplingParams, limits: Limits) -> list[str]:
+    """What is wrong with a request."""
+    config = limits.config
+    faults = prompt_problems(ids, limits)
+    faults += params.problems(config, vocab_size=limits.vocab_size)
+    if params.stop and limits.tokenizer is None:
+        faults.append("this model has no tokenizer, so stop strings cannot be found; try stop_token_ids")
+    if params.bad_words and limits.tokenizer is None:
+        faults.append("this model has no tokenizer, so bad_words cannot be read; try logit_bias")
+    if faults:
+        return faults
+    wanted = len(ids) + (1 if params.max_tokens is None else params.max_tokens)
+    if wanted > config.max_model_len:
+        asked = f"max_tokens={params.max_tokens}" if params.max_tokens else "one token more"
+        return [f"{len(ids)} prompt tokens and {asked} exceed max_model_len={config.max_model_len}; try fewer of either"]
+    need = len(ids) + max_tokens(params, len(ids), limits) - 1
+    if need > limits.pool_tokens:
+        return [
+            f"the request may need KV for {need} tokens, {-(-need // config.block_size)} blocks, and the whole pool has "
+            f"{config.num_blocks} of {config.block_size}; try fewer tokens, or more num_blocks or kv_cache_memory"
+        ]
+    ids_of_words = bad_word_ids(params, limits.tokenizer)
+    longest = max(map(len, ids_of_words), default=0)
+    if len(ids_of_words) > config.max_bad_words:
+        faults.append(f"bad_words become {len(ids_of_words)} token sequences and max_bad_words={config.max_bad_words}; try fewer")
+    if longest > config.max_bad_word_tokens:
+        faults.append(f"a bad word has {longest} tokens and max_bad_word_tokens={config.max_bad_word_tokens}; try a shorter one")
+    stops = len(stop_ids(params, limits))
+    if stops > config.max_stop_token_ids:
+        faults.append(f"there are {stops} stop ids, EOS included, and max_stop_token_ids={config.max_stop_token_ids}; try fewer")
+    return faults
+
+
+def max_tokens(params: SamplingParams, prompt_len: int, limits: Limits) -> int:
+    """Tokens that a sample may have; without a wish, as many as the model and the pool can hold."""
+    room = min(limits.config.max_model_len - prompt_len, limits.pool_tokens - prompt_len + 1)
+    return max(1, room) if params.max_tokens is None else params.max_tokens
+
+
+def stop_ids(params: SamplingParams, limits: Limits) -> tuple[int, ...]:
+    """Ids that end a sample."""
+    eos = () if params.ignore_eos else limits.eos_ids
+    return tuple(dict.fromkeys((*eos, *params.stop_token_ids)))
+
+
+def bad_word_ids(params: SamplingParams, tokenizer: Tokenizer | None) -> list[list[int]]:
+    """Token sequences to ban: each word as it begins a text, and as it follows a space (as vLLM reads them)."""
+    found: list[list[int]] = []
+    for word in params.bad_words if tokenizer is not None else ():
+        for text in (word.lstrip(), " " + word.lstrip()):
+            ids = tokenizer.encode(text, add_special_tokens=False)
+            if ids and ids not in found:
+                found.append(ids)
+    return found

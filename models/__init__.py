@@ -1,0 +1,65 @@
+"""Model families and how to load them: `load(name_or_path)` gives what `jpaged.LLM` runs.
+
+A name is "default", the small model that is fetched once; a path is a Hugging Face directory, a GGUF file, or a
+directory that scripts/convert.py has made. The first two are converted once into the cache folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import jax
+
+from jpaged import sizing, weights
+from jpaged.model import LoadedModel
+from models import cache, convert, default, tokenizers
+from models.config import ModelConfig
+from models.errors import ModelError
+from models.llama import Llama, unstack
+
+__all__ = ["LoadedModel", "ModelConfig", "ModelError", "load"]
+
+
+def load(name: str, *, dtype: str = "auto", progress: bool | None = None) -> LoadedModel:
+    """Loads a model onto the device, fetching and converting it first if need be.
+
+    Args:
+      name: "default" (SmolLM2-135M-Instruct), a Hugging Face directory, a GGUF file or a converted directory.
+      dtype: "float32", "bfloat16", or "auto" for what suits the machine.
+      progress: Whether to show progress bars; None shows them on a terminal.
+
+    Raises:
+      ModelError: there is no such model, or it cannot be fetched, read or converted.
+    """
+    folder = _converted(name, progress)
+    config = ModelConfig.from_json((folder / "config.json").read_text())
+    model = Llama(config, name=name if name == "default" else Path(name).name)
+    restored = weights.restore(folder / "weights", dtype=sizing.resolve_dtype(dtype))
+    if jax.default_backend() == "cpu":
+        restored = unstack(restored)
+    return LoadedModel(model, restored, tokenizers.load_tokenizer(folder), config)
+
+
+def _converted(name: str, progress: bool | None) -> Path:
+    """The converted directory of a model."""
+    root = cache.default_cache_dir()
+    if name == "default":
+        source = default.fetch(root, progress=progress)
+        target = root / "models" / "SmolLM2-135M-Instruct"
+    else:
+        source = Path(name).expanduser()
+        if not source.exists():
+            raise ModelError(f"model={name!r} is neither 'default' nor an existing path; try --model=default")
+        if convert.is_converted(source):
+            return source
+        target = root / "models" / f"{source.resolve().name}-{_fingerprint(source.resolve())}"
+    convert.convert(source, target, progress=progress)
+    return target
+
+
+def _fingerprint(source: Path) -> str:
+    """Changes whenever a file of the source does; reads no contents, which may be many gigabytes."""
+    files = sorted(source.iterdir()) if source.is_dir() else [source]
+    facts = [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in files if f.is_file()]
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]

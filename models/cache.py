@@ -1,0 +1,153 @@
+"""Folders that are made once and appear whole: downloads and converted checkpoints.
+
+Knows how to let one process build while others wait, and how to leave nothing half-made behind. Does not know what is
+built. This file alone reads the environment, for where the cache is and for what a child process inherits.
+
+A target `DIR/name` has two hidden neighbours: `.name.lock`, held (flock) by whoever builds, and `.name.tmp-*`, the
+builder's working folder. Because only the holder of the lock may own a working folder, one that is found while holding
+the lock belongs to a process that was killed, and is removed. The lock file itself stays: removing it would let two
+processes hold two different files of the same name.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from models.errors import ModelError
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_ACCESS = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENOLCK, errno.EOPNOTSUPP, errno.EEXIST)
+
+
+def default_cache_dir() -> Path:
+    """`$XDG_CACHE_HOME/jpaged`, or `~/.cache/jpaged`; a relative XDG_CACHE_HOME counts for nothing, as XDG asks."""
+    root = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if root.is_absolute():
+        return root / "jpaged"
+    try:
+        return Path.home() / ".cache" / "jpaged"
+    except RuntimeError as error:
+        raise ModelError("There is no home folder to keep models in; set XDG_CACHE_HOME to a folder.") from error
+
+
+def environment_with(**changes: str) -> dict[str, str]:
+    """This process's environment variables for a child process, with some of them changed."""
+    return {**os.environ, **changes}
+
+
+def say(message: str) -> None:
+    """One line to the person who waits; standard output stays free for results."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def build_once(
+    target: Path,
+    build: Callable[[Path], None],
+    *,
+    what: str,
+    fault: Callable[[Path], str | None] = lambda _: None,
+    notify: Callable[[str], None] = say,
+) -> Path:
+    """The folder `target`, built by `build` if it is not there yet; it appears whole or not at all.
+
+    Args:
+      target: the folder to have. Its parents are made.
+      build: fills an empty working folder (on the same file system), which then becomes `target`. Whatever it raises,
+        KeyboardInterrupt included, passes through once the working folder is removed.
+      what: names the thing in messages, such as "the download of SmolLM2".
+      fault: says what is wrong with an existing target, or None. A faulty one is built anew, with a note.
+      notify: takes those notes, and the one that another process is being waited for.
+
+    Returns:
+      `target`.
+
+    Raises:
+      ModelError: the cache folder cannot be written or is full. An existing sound target needs no writing at all.
+    """
+    if _sound(target, fault):
+        return target
+    with _naming_the_folder(target.parent):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _lock(target, what, notify):
+            _remove_leftovers(target)
+            if _sound(target, fault, notify):
+                return target
+            work = Path(tempfile.mkdtemp(prefix=_work_prefix(target), dir=target.parent))
+            try:
+                build(work)
+                work.chmod(0o777 & ~_umask())  # mkdtemp's 0700 would lock out those who share the cache
+                _discard(target)
+                work.replace(target)
+            finally:
+                shutil.rmtree(work, ignore_errors=True)
+    return target
+
+
+def _sound(target: Path, fault: Callable[[Path], str | None], notify: Callable[[str], None] | None = None) -> bool:
+    if not os.path.lexists(target):
+        return False
+    reason = fault(target) if target.is_dir() else "it is not a folder"
+    if reason and notify:
+        notify(f"{target} cannot be used ({reason}); making it anew.")
+    return reason is None
+
+
+def _work_prefix(target: Path) -> str:
+    return f".{target.name}.tmp-"
+
+
+def _remove_leftovers(target: Path) -> None:
+    """The caller holds the lock, so no living builder owns what is found. A killed download's child process may
+    still be writing there for a moment; then a later run removes the rest."""
+    for path in target.parent.iterdir():
+        if path.name.startswith(_work_prefix(target)):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _discard(target: Path) -> None:
+    """Moved aside before it is removed, so that no moment shows half of it under its name."""
+    if os.path.lexists(target):
+        aside = Path(tempfile.mkdtemp(prefix=_work_prefix(target), dir=target.parent))
+        target.replace(aside / target.name)
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _lock(target: Path, what: str, notify: Callable[[str], None]) -> Iterator[None]:
+    with open(target.parent / f".{target.name}.lock", "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            notify(f"Waiting for another process to finish {what} in {target.parent}.")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield  # closing the file, or dying, releases the lock
+
+
+@contextlib.contextmanager
+def _naming_the_folder(folder: Path) -> Iterator[None]:
+    """Turns the operating system's refusals about this folder into an error that says what to do."""
+    way_out = "set XDG_CACHE_HOME to a folder that can be written and has room"
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            raise ModelError(f"No room left in {folder} ({error.strerror}); free some, or {way_out}.") from error
+        if error.errno in _NO_ACCESS and (error.filename is None or _concerns(folder, Path(error.filename))):
+            raise ModelError(f"The cache folder {folder} cannot be written ({error.strerror}); {way_out}.") from error
+        raise
+
+
+def _concerns(folder: Path, path: Path) -> bool:
+    return path.is_relative_to(folder) or folder.is_relative_to(path)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
