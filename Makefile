@@ -38,7 +38,7 @@ format: venv-dev ## rewrite the code as the formatter wants it
 
 format-check: venv-dev
 	@echo "jpaged: format"
-	@$(RUN) -m ruff format --quiet --diff .
+	@$(RUN) -m ruff format --quiet --diff . || { echo 'jpaged: `make format` mends this' >&2; exit 1; }
 
 lint: venv-dev ## ruff
 	@echo "jpaged: lint"

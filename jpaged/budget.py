@@ -63,6 +63,6 @@ def create(num_blocks: int, block_size: int, num_slots: int) -> Budget:
     return Budget(block_size, num_blocks, np.zeros(num_slots, np.int64), np.zeros(num_slots, np.int64))
 
 
-def blocks_for(tokens: np.ndarray, block_size: int) -> np.ndarray:
+def blocks_for(tokens: np.ndarray | np.integer, block_size: int) -> np.ndarray | np.integer:
     """Blocks that hold so many tokens."""
     return -(-tokens // block_size)

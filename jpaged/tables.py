@@ -238,8 +238,8 @@ def copy_on_write(state: PagedState, writes_S: Bool[AnyArray, " S"]) -> tuple[Pa
     """
     null, num_columns = state.pool.null, state.tables_SM.shape[1]
     slot_S = jnp.arange(state.lengths_S.shape[0], dtype=jnp.int32)
-    partial_S = writes_S & (state.lengths_S % state.block_size != 0)
-    column_S = jnp.where(partial_S, state.lengths_S // state.block_size, num_columns)
+    # The block that holds the next position: the last one if that is partial, else NULL or past the table.
+    column_S = jnp.where(writes_S, state.lengths_S // state.block_size, num_columns)
     block_S = state.tables_SM.at[slot_S, column_S].get(mode="fill", fill_value=null)
 
     # Sorted by block, then slot, the writers of a block are a run. Rank r reaches c - 1 exactly where the row c - 1

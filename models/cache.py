@@ -13,9 +13,9 @@ import contextlib
 import errno
 import fcntl
 import os
+import secrets
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -78,10 +78,9 @@ def build_once(
             _remove_leftovers(target)
             if _sound(target, fault, notify):
                 return target
-            work = Path(tempfile.mkdtemp(prefix=_work_prefix(target), dir=target.parent))
+            work = _new_work_folder(target)
             try:
                 build(work)
-                work.chmod(0o777 & ~_umask())  # mkdtemp's 0700 would lock out those who share the cache
                 _discard(target)
                 work.replace(target)
             finally:
@@ -102,6 +101,13 @@ def _work_prefix(target: Path) -> str:
     return f".{target.name}.tmp-"
 
 
+def _new_work_folder(target: Path) -> Path:
+    """Open to whom the person's umask says, unlike tempfile's, so that a cache can be shared."""
+    folder = target.parent / f"{_work_prefix(target)}{secrets.token_hex(4)}"
+    folder.mkdir()
+    return folder
+
+
 def _remove_leftovers(target: Path) -> None:
     """The caller holds the lock, so no living builder owns what is found. A killed download's child process may
     still be writing there for a moment; then a later run removes the rest."""
@@ -113,7 +119,7 @@ def _remove_leftovers(target: Path) -> None:
 def _discard(target: Path) -> None:
     """Moved aside before it is removed, so that no moment shows half of it under its name."""
     if os.path.lexists(target):
-        aside = Path(tempfile.mkdtemp(prefix=_work_prefix(target), dir=target.parent))
+        aside = _new_work_folder(target)
         target.replace(aside / target.name)
         shutil.rmtree(aside, ignore_errors=True)
 
@@ -145,9 +151,3 @@ def _naming_the_folder(folder: Path) -> Iterator[None]:
 
 def _concerns(folder: Path, path: Path) -> bool:
     return path.is_relative_to(folder) or folder.is_relative_to(path)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -15,6 +15,7 @@ from models.rope_config import RopeConfig, rope_from_gguf, rope_from_hf
 from models.sources.fields import Faults, Fields
 
 FAMILIES = ("llama",)
+FORMAT, VERSION = "jpaged-model", 1  # what our own JSON says of itself
 _WHAT = "The model's config"
 
 
@@ -181,15 +182,15 @@ class ModelConfig:
         )
 
     def to_json(self) -> str:
-        """Every field, as an indented JSON object that `from_json` reads back to an equal value."""
-        return json.dumps(dataclasses.asdict(self), indent=2)
+        """Format, version and every field, as an indented JSON object that `from_json` reads back to an equal value."""
+        return json.dumps({"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}, indent=2)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
         """The inverse of `to_json`.
 
         Raises:
-          ModelError: not such an object: fields are missing, unknown or malformed, all named.
+          ModelError: not such an object, or of another version, or with fields missing, unknown or malformed, all named.
         """
         try:
             values = json.loads(text)
@@ -197,6 +198,9 @@ class ModelConfig:
             raise Faults(_WHAT, [f"it is not valid JSON ({error})"]) from error
         if not isinstance(values, dict):
             raise Faults(_WHAT, [f"it is a JSON {type(values).__name__} and must be an object"])
+        origin = {name: values.pop(name, None) for name in ("format", "version")}
+        if origin != {"format": FORMAT, "version": VERSION}:
+            raise Faults(_WHAT, [f"it says {origin}, and this version of jpaged reads {FORMAT!r}, {VERSION}"])
         f = Fields(values, [])
         rope = Fields(f.mapping("rope") or {}, f.problems, prefix="rope.")
         settings = {name: value for name, value in _own_fields(cls, f).items() if name != "rope"}

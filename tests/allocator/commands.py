@@ -84,7 +84,9 @@ def drop(rng: Random, world: World) -> dict:
     ids = rng.sample([null] * DROPS + world.cached_ids, DROPS)
     if rarely(rng):
         ids[rng.randrange(DROPS)] = rng.choice(world.dead_ids())
-    overdrawn = [block for block, name in world.name_of.items() if world.model.holders(name) < DROPS]
+    # More references than there are, even if the same plan keeps the block. Fewer would be somebody else's, which the
+    # pool cannot tell apart: not to drop them is the host's part.
+    overdrawn = [block for block, name in world.name_of.items() if world.model.holders(name) + KEEPS < DROPS]
     if overdrawn and rarely(rng):
         ids = [rng.choice(overdrawn)] * DROPS
     return {"ids": ids}
@@ -125,3 +127,12 @@ def _destinations(rng: Random, world: World, count: int) -> list[int]:
     if rarely(rng):
         dst = [rng.randint(-1, num_slots + 1) for _ in range(count)]
     return dst
+
+
+def run_program(rng: Random, world: World, steps: int) -> dict[str, int]:
+    """Runs so many commands and returns how many of each kind were accepted."""
+    accepted = dict.fromkeys(NAMES, 0)
+    for _ in range(steps):
+        name = rng.choice(NAMES)
+        accepted[name] += getattr(world, name)(**globals()[name](rng, world))
+    return accepted

@@ -129,8 +129,9 @@ class Model:
         size = self.geometry.block_size
         for table, text in zip(self.tables, self.texts, strict=True):
             for column, name in enumerate(table):
-                if name in real:
-                    self.cached_text[name] = text[column * size : (column + 1) * size]
+                tokens = text[column * size : (column + 1) * size]
+                if name in real and len(tokens) == size:  # others may have cut their share of it short
+                    self.cached_text[name] = tokens
         self.cache += real
         return True
 

@@ -13,34 +13,51 @@ import numpy as np
 from tests.allocator.model import DEAD, Geometry, Model
 
 POISON = -7  # what a free block holds
-KEEPS = DROPS = 3
-ATTACHES = FORKS = 2
+KEEPS, DROPS, ATTACHES, FORKS = 3, 6, 2, 2  # entries of the padded lists
+COMPILE_FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
 @functools.cache
 def jitted(tables: ModuleType) -> SimpleNamespace:
-    """The functions of one module under test, each compiled once for each geometry, whichever world calls it."""
+    """The functions of a module, each compiled once for each geometry, whichever world calls it."""
+    return _functions(tables, lambda f, **static: jax.jit(f, compiler_options=COMPILE_FAST, **static))
+
+
+def eager(tables: ModuleType) -> SimpleNamespace:
+    """The functions of a module, run operation by operation: slow, but many modules share what is compiled."""
+
+    def without_jit(function, **_):
+        def run(*args, **kwargs):
+            with jax.disable_jit():
+                return function(*args, **kwargs)
+
+        return run
+
+    return _functions(tables, without_jit)
+
+
+def _functions(tables: ModuleType, wrap) -> SimpleNamespace:
     return SimpleNamespace(
-        append=jax.jit(tables.append, static_argnums=2),
-        copy_on_write=jax.jit(tables.copy_on_write),
-        grow=jax.jit(tables.grow, static_argnums=2),
-        fork=jax.jit(tables.fork),
-        attach=jax.jit(tables.attach),
-        truncate=jax.jit(tables.truncate),
-        free=jax.jit(tables.free),
-        retain=jax.jit(tables.blocks.retain),
-        release=jax.jit(tables.blocks.release),
-        apply=jax.jit(tables.apply, static_argnums=2),
-        slots=jax.jit(tables.slots),
+        append=wrap(tables.append, static_argnames="max_new"),
+        copy_on_write=wrap(tables.copy_on_write),
+        grow=wrap(tables.grow, static_argnames="max_new"),
+        fork=wrap(tables.fork),
+        attach=wrap(tables.attach),
+        truncate=wrap(tables.truncate),
+        free=wrap(tables.free),
+        retain=wrap(tables.blocks.retain),
+        release=wrap(tables.blocks.release),
+        apply=wrap(tables.apply, static_argnames="max_new"),
+        slots=wrap(tables.slots),
     )
 
 
 class World:
-    def __init__(self, tables: ModuleType, geometry: Geometry):
+    def __init__(self, tables: ModuleType, geometry: Geometry, functions=jitted):
         num_blocks, num_slots, num_columns, block_size = geometry
         self.geometry = geometry
         self.model = Model(geometry)
-        self.fns = jitted(tables)
+        self.fns = functions(tables)
         self.state = tables.create(*geometry)
         self.plan = tables.idle_plan(self.state, keeps=KEEPS, drops=DROPS, attaches=ATTACHES, forks=FORKS)
         self.kv = np.full((num_blocks, block_size), POISON)
@@ -48,7 +65,8 @@ class World:
         self.name_of: dict[int, int] = {}
         # Every slot and position, and one beyond each end.
         seq, pos = np.mgrid[-1 : num_slots + 1, -1 : num_columns * block_size + 1]
-        self.seq, self.pos = int32(seq.ravel()), int32(pos.ravel())
+        self.seq_T, self.pos_T = int32(seq.ravel()), int32(pos.ravel())
+        self.grid = seq.shape
         self._settle(self.state, True, True)
 
     # Each command returns whether it fitted.
@@ -57,7 +75,7 @@ class World:
         """Copies on write, then appends: two transitions, of which the first may succeed alone."""
         if not self.copy_on_write([n > 0 for n in new]):
             return False
-        state, ok = self.fns.append(self.state, int32(new), self.geometry.max_new)
+        state, ok = self.fns.append(self.state, int32(new), max_new=self.geometry.max_new)
         return self._settle(state, ok, self.model.append(new))
 
     def copy_on_write(self, writes) -> bool:
@@ -65,7 +83,7 @@ class World:
         return self._settle(state, ok, self.model.copy_on_write(writes), copies)
 
     def grow(self, new) -> bool:
-        state, copies, ok = self.fns.grow(self.state, int32(new), self.geometry.max_new)
+        state, copies, ok = self.fns.grow(self.state, int32(new), max_new=self.geometry.max_new)
         return self._settle(state, ok, self.model.grow(new), copies)
 
     def fork(self, src, dst) -> bool:
@@ -109,7 +127,7 @@ class World:
             fork_dst=int32(fork["dst"]),
             new_S=int32(new),
         )
-        state, copies, ok = self.fns.apply(self.state, plan, self.geometry.max_new)
+        state, copies, ok = self.fns.apply(self.state, plan, max_new=self.geometry.max_new)
         named = {"dst": attach["dst"], "names": self._names(attach["ids"]), "lengths": attach["lengths"]}
         expected = self.model.apply(self._names(keep), free, self._names(drop), named, fork, new)
         if expected:
@@ -146,10 +164,12 @@ class World:
         self._match_names()
         if copies is not None:
             self._copy(copies, expected)
-        block, offset = (np.asarray(x) for x in self.fns.slots(self.state, self.seq, self.pos))
-        place = {(int(s), int(p)): (int(b), int(o)) for s, p, b, o in zip(self.seq, self.pos, block, offset)}  # noqa: B905
+        block, offset = self.fns.slots(self.state, self.seq_T, self.pos_T)
+        place = np.stack([np.asarray(block), np.asarray(offset)]).reshape(2, *self.grid)
         for slot, position in self.model.written:
-            self.kv[place[slot, position]] = self.model.texts[slot][position]
+            block, offset = place[:, slot + 1, position + 1]
+            assert block in self.name_of, "a new token has no place"
+            self.kv[block, offset] = self.model.texts[slot][position]
         self.kv[[b for b in range(len(self.kv)) if b not in self.name_of]] = POISON
         self._check_contents(place)
         self.model.copied, self.model.written = {}, []
@@ -204,16 +224,17 @@ class World:
         for a, b in made.values():
             self.kv[b] = self.kv[a]
 
-    def _check_contents(self, place) -> None:
-        null, size = self.geometry.num_blocks, self.geometry.block_size
-        for (slot, position), where in place.items():
-            text = self.model.texts[slot] if 0 <= slot < self.geometry.num_slots else []
-            if 0 <= position < len(text):
-                assert self.kv[where] == text[position], f"slot {slot} lost its token {position}"
-            else:
-                assert where == (null, 0), f"slot {slot} has no token {position}, yet it is at {where}"
+    def _check_contents(self, place: np.ndarray) -> None:
+        """``place`` holds the block and the offset of each cell of the grid."""
+        expected = np.full(self.grid, POISON)
+        for row, text in zip(expected[1:], self.model.texts, strict=False):
+            row[1 : 1 + len(text)] = text
+        exists = expected != POISON
+        assert (place[0][~exists] == self.geometry.num_blocks).all(), "a token that does not exist has a place"
+        assert (place[1][~exists] == 0).all(), "a token that does not exist has an offset"
+        assert (self.kv[tuple(place[:, exists])] == expected[exists]).all(), "a sequence lost a token"
         for block, name in zip(self.cached_ids, self.model.cache, strict=True):
-            assert self.kv[block].tolist() == self.model.cached_text[name][:size], "a cached block changed"
+            assert self.kv[block].tolist() == self.model.cached_text[name], "a cached block changed"
 
     def _names(self, ids):
         if isinstance(ids, list):

@@ -18,14 +18,18 @@ ORDER_OF_PACKAGES = (*PACKAGES, SCRIPTS)
 # know each other. Only jpaged/__init__.py, which is the front door and no room, may import them all.
 ORDER_OF_ROOMS = """
     types config < blocks < tables < cache < xla_attention < attention < model sampling < beam speculative < step
-    types config < budget < prefix < scheduler
-    step scheduler < engine < llm < server
-    types config < tokenizer weights < llm
+    types config < budget < prefix < scheduler < stats
+    types config < tokenizer weights < model
+    config tokenizer < outputs < request
+    config tokenizer model < sizing validate
+    buckets < plan < step
+    buckets plan request sizing stats step < engine
+    weights outputs validate engine < llm < server
     config < capacity
 """
 
 # The host plans without a device: these do not use JAX.
-HOST_ROOMS = ("config", "budget", "prefix", "scheduler", "capacity")
+HOST_ROOMS = ("config", "budget", "prefix", "scheduler", "stats", "buckets", "outputs", "request", "capacity")
 JAX = {"jax", "jaxlib", "flax", "orbax"}
 
 # The kernels know arrays and JAX, and could be lifted out.

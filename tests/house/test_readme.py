@@ -87,10 +87,10 @@ def test_bash_block_runs(block: Block):
             assert not problem(command), command
 
 
-@pytest.mark.parametrize("block", of("console"))
-def test_console_block_names_scripts_that_exist(block: Block):
-    for script in re.findall(r"\bscripts/[\w/]+\.py\b", block.body):
-        assert (ROOT / script).is_file(), script
+def test_console_blocks_name_scripts_that_exist():
+    for block in BLOCKS:
+        for script in re.findall(r"\bscripts/[\w/]+\.py\b", block.body):
+            assert (ROOT / script).is_file(), f"line {block.line}: {script}"
 
 
 # What follows tests the tests above.

@@ -10,8 +10,8 @@ from tests.house.tree import ROOT, files
 MOST_LINES = 400  # most files are under 150: a file is one idea
 MOST_BYTES = 5 * 10**6
 
-# Absolute paths that exist on somebody's machine only: home folders, work folders. URLs and relative paths are fine.
-SOMEBODYS = re.compile(r"(?<![\w.:/~*-])/(?:root|work|opt/dev|home/\w|Users/\w)[/\w]|\.\./shared\b")
+# Absolute paths of one machine: home and work folders. URLs, relative paths and /home/somebody are fine.
+SOMEBODYS = re.compile(r"(?<![\w.:/~*-])/(?:(?:root|work|opt/dev)/|(?:home|Users)/(?!somebody\b)\w)|\.\./shared\b")
 
 
 def somebodys_paths(text: str) -> list[str]:
@@ -53,6 +53,7 @@ def test_no_path_of_one_machine():
         ("--out=/work/x", True),
         ("see ../shared/x", True),
         ("/Users/bob/x", True),
+        ("/home/somebody/x", False),
         ("https://example.org/work/x", False),
         ("src/root/x and ~/work/x", False),
         ("/tmp/x, /etc/os-release, /homework", False),

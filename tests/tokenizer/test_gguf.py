@@ -136,11 +136,15 @@ def merge_by_score(text: str, scores: dict[str, float]) -> list[str]:
 
 @settings(max_examples=60)
 @given(
-    longer=st.lists(st.text("abc", min_size=2, max_size=4), unique=True, max_size=10),
+    longer=st.lists(
+        st.tuples(st.text("abc", min_size=2, max_size=4), st.floats(-9, -1, width=16)),
+        unique_by=(lambda pair: pair[0], lambda pair: pair[1]),
+        max_size=10,
+    ),
     texts=st.lists(st.text("abc", min_size=1, max_size=10), min_size=1, max_size=10),
 )
 def test_sentencepiece_merges_by_score(tmp_path_factory, longer, texts):
-    scores = {piece: -float(rank) for rank, piece in enumerate([*longer, "a", "b", "c"])}
+    scores = {**dict(longer), "a": -10.0, "b": -10.0, "c": -10.0}
     path = tmp_path_factory.mktemp("spm") / "m.gguf"
     tokenizer = from_gguf(sentencepiece(path, scores, add_space_prefix=False, add_bos_token=False))
     for text in texts:

@@ -1,18 +1,27 @@
 """Stop strings: against a definition by brute force, and by hand."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jpaged.tokenizer import ByteTokenizer, StopChecker, TextStream
 
-STOPS = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3)
-PIECES = st.lists(st.text("ab", max_size=3), max_size=12)
+STOPS = st.lists(st.text("ab", min_size=1, max_size=8), min_size=1, max_size=3)
 
 
-def first_stop(text: str, stop: list[str]) -> tuple[int, str] | None:
-    """Where the first stop string to be complete ends, and which: the longest of those that end there."""
-    for end in range(1, len(text) + 1):
+def pieces_like(stop: list[str]) -> st.SearchStrategy[list[str]]:
+    """Pieces that nearly are stop strings: beginnings of them, and odd letters."""
+    beginnings = sorted({string[:n] for string in stop for n in range(len(string))})
+    return st.lists(st.sampled_from(beginnings) | st.sampled_from(["a", "b"]), max_size=12)
+
+
+STOPS_AND_PIECES = STOPS.flatmap(lambda stop: st.tuples(st.just(stop), pieces_like(stop)))
+
+
+def first_stop(text: str, stop: list[str], after: int = 0) -> tuple[int, str] | None:
+    """Where the first stop string to be complete ends, and which: the longest of those that end there. Ends in the
+    first `after` characters do not count."""
+    for end in range(after + 1, len(text) + 1):
         if ending := [string for string in stop if text[:end].endswith(string)]:
             return end, max(ending, key=len)
     return None
@@ -23,8 +32,10 @@ def may_become_stop(text: str, stop: list[str]) -> int:
     return max(n for n in range(len(text) + 1) for string in stop if n < len(string) and text.endswith(string[:n]))
 
 
-@given(stop=STOPS, pieces=PIECES, include=st.booleans())
-def test_every_piece_is_what_brute_force_would_release(stop, pieces, include):
+@settings(max_examples=300)
+@given(case=STOPS_AND_PIECES, include=st.booleans())
+def test_every_piece_is_what_brute_force_would_release(case, include):
+    stop, pieces = case
     checker, seen, shown = StopChecker(stop, include), "", ""
     for piece in pieces:
         ended = first_stop(seen, stop)
@@ -54,6 +65,13 @@ def test_holds_back_no_more_than_it_must():
         "!",
     ]
     assert checker.hit is None
+
+
+def test_a_near_miss_is_not_read_twice():
+    """After aabaaa comes b where c would end it. What still counts is aa, the longest end of aabaaa that begins the
+    string; it is found through aab's own beginning a, and with the b it makes aab."""
+    checker = StopChecker(["aabaaac"])
+    assert (checker.push("aabaaabaaac"), checker.hit) == ("aaba", "aabaaac")
 
 
 def test_the_stop_that_ends_first_wins_and_of_those_the_longest():
@@ -99,6 +117,23 @@ def test_stream_gives_what_was_held_back_when_it_ends_otherwise():
     stream = TextStream(ByteTokenizer(), stop=("END",))
     assert push_all(stream, b"EN\xe6") == ["", "", ""]
     assert (stream.finish(), stream.stop_hit, stream.num_tokens) == ("EN\ufffd", None, 3)
+
+
+@given(case=STOPS_AND_PIECES, include=st.booleans(), min_tokens=st.integers(0, 20))
+def test_stream_overlooks_stop_strings_that_end_too_early(case, include, min_tokens):
+    stop, pieces = case
+    text = "".join(pieces)
+    stream = TextStream(ByteTokenizer(), stop=stop, include_stop=include, min_tokens=min_tokens)
+    shown = "".join(push_all(stream, text.encode())) + stream.finish()
+    end, string = first_stop(text, stop, after=max(0, min_tokens - 1)) or (len(text), "")
+    assert shown == text[: end if include else end - len(string)]
+    assert (stream.num_tokens, stream.stop_hit) == (end, string or None)
+
+
+def test_stop_strings_before_min_tokens_by_hand():
+    stream = TextStream(ByteTokenizer(), stop=("ab",), min_tokens=4)
+    assert push_all(stream, b"abab") == ["", "ab", "", ""]
+    assert (stream.num_tokens, stream.stop_hit) == (4, "ab")
 
 
 def test_stream_without_special_tokens_cannot_stop_at_one():

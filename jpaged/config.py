@@ -1,0 +1,327 @@
+"""What a user may ask: of an engine (`EngineConfig`), and of one request (`SamplingParams`).
+
+It knows names, defaults and ranges. It does not know JAX, the tokenizer or how anything is carried out, and it reads no
+environment variable. The names and defaults of `SamplingParams` are vLLM's (vllm/sampling_params.py), so that scripts
+carry over.
+
+An engine has one config, which raises when it is built. Requests are many, and one bad one must not stop the others:
+building `SamplingParams` never raises, and `SamplingParams.problems` returns every fault as a sentence. Both judge the
+types of their values themselves, for these come from JSON and flags: hence `no_type_check`, to which run-time checkers
+listen.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any, Literal, get_args, no_type_check
+
+DType = Literal["auto", "float32", "bfloat16"]
+Backend = Literal["xla", "tpu", "gpu", "tpu_interpret", "gpu_interpret"]
+
+GREEDY_BELOW = 1e-5  # a temperature under this is greedy, as in vLLM
+MOST_BIAS = 100.0  # the OpenAI API's range of a logit bias; what lies beyond is clamped to it, as in vLLM
+
+INT32_MAX = 2**31 - 1
+SEED_RANGE = (-(2**63), 2**63 - 1)
+
+
+@no_type_check
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """The settings of an engine. They are refused together: one ValueError names every fault.
+
+    The last five say how much one request may ask of the sampler: they are widths of arrays that every slot has.
+
+    Attributes:
+      block_size: tokens that one block holds.
+      num_blocks: blocks in the pool.
+      kv_cache_memory: bytes for keys and values, another way to say `num_blocks`. With neither, the engine takes what
+        `max_num_seqs` sequences of `max_model_len` need, or as much of it as the device can give.
+      max_num_seqs: sequence slots: how many sequences may run at once.
+      max_model_len: the most tokens of a sequence, prompt and output together; None: what the model was made for.
+      max_num_batched_tokens: the most query tokens of one step; at least one for each slot.
+      decode_steps: decode steps that one dispatch makes.
+      dtype: type of weights and activations; "auto" is the best that the device has.
+      backend: attention backend; None picks one, a name never falls back.
+      seed: what requests without a seed derive theirs from.
+      max_logprobs: the most alternatives that a token's logprobs may list.
+      max_stop_token_ids: the most ids that may end a request, the model's own end-of-sequence ids included.
+      max_logit_bias: the most token ids that a request may bias.
+      max_bad_words: the most token sequences that a request may ban; a word can take two, see `SamplingParams`.
+      max_bad_word_tokens: the most tokens of one of them.
+    """
+
+    block_size: int = 16
+    num_blocks: int | None = None
+    kv_cache_memory: int | None = None
+    max_num_seqs: int = 16
+    max_model_len: int | None = None
+    max_num_batched_tokens: int = 512
+    decode_steps: int = 8
+    dtype: DType = "auto"
+    backend: Backend | None = None
+    seed: int = 0
+    max_logprobs: int = 20
+    max_stop_token_ids: int = 16
+    max_logit_bias: int = 64
+    max_bad_words: int = 32
+    max_bad_word_tokens: int = 8
+
+    def __post_init__(self) -> None:
+        found = _integer("block_size", self.block_size, 1, 65536, "try 16, or 64 and more on a GPU")
+        if self.num_blocks is not None:
+            found += _integer("num_blocks", self.num_blocks, 1, INT32_MAX - 1, "None sizes the pool by memory")
+        if self.kv_cache_memory is not None:
+            found += _integer("kv_cache_memory", self.kv_cache_memory, 1, 2**63 - 1, "it counts bytes; None is allowed")
+        if self.num_blocks is not None and self.kv_cache_memory is not None:
+            found.append(
+                f"num_blocks={self.num_blocks!r} and kv_cache_memory={self.kv_cache_memory!r} both size the pool; "
+                "give one of them, or neither."
+            )
+        found += (slots := _integer("max_num_seqs", self.max_num_seqs, 1, 65536, "try 16"))
+        if self.max_model_len is not None:
+            found += _integer("max_model_len", self.max_model_len, 2, 2**24, "None is the model's own limit")
+        found += (tokens := _integer("max_num_batched_tokens", self.max_num_batched_tokens, 1, 2**24, "try 512"))
+        if not slots and not tokens and self.max_num_batched_tokens < self.max_num_seqs:
+            found.append(
+                f"max_num_batched_tokens={self.max_num_batched_tokens!r} must be at least max_num_seqs="
+                f"{self.max_num_seqs!r}, one token for each running sequence; raise the one or lower the other."
+            )
+        found += _integer("decode_steps", self.decode_steps, 1, 4096, "try 8")
+        if self.dtype not in get_args(DType):
+            found.append(f"dtype={self.dtype!r} must be one of {_names(get_args(DType))}; try dtype='auto'.")
+        if self.backend is not None and self.backend not in get_args(Backend):
+            found.append(f"backend={self.backend!r} must be None or one of {_names(get_args(Backend))}; try None.")
+        found += _integer("seed", self.seed, *SEED_RANGE, "a seed is a signed 64-bit integer")
+        for name in ("max_logprobs", "max_stop_token_ids", "max_logit_bias", "max_bad_words", "max_bad_word_tokens"):
+            found += _integer(name, getattr(self, name), 0, 4096, "every slot pays for it, so keep it small")
+        if found:
+            raise ValueError("EngineConfig is refused: " + " ".join(found))
+
+
+@no_type_check
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How to continue one prompt. Building one never raises; `problems` judges it.
+
+    Some values are brought into one form when an instance is built: lists become tuples without repeats, `logit_bias`
+    becomes pairs of (token id, bias) with each bias clamped to [−100, 100], `top_k=-1` becomes 0 and `seed=-1` None.
+
+    Attributes:
+      n: how many continuations.
+      temperature: divides the logits; 0, and all below 1e-5, is greedy.
+      top_p: of the most likely tokens, keep the fewest whose mass reaches this; 1 keeps all.
+      top_k: keep this many of the most likely tokens; 0 or −1 keeps all.
+      min_p: keep the tokens at least this likely, relative to the most likely one; 0 keeps all.
+      presence_penalty: taken off the logit of a token that the output has.
+      frequency_penalty: the same, once for each time that the output has it.
+      repetition_penalty: divides a positive, multiplies a negative logit of a token that prompt or output have.
+      seed: makes the continuation reproducible, whatever else runs; None or −1: the engine chooses.
+      max_tokens: the most output tokens; None: as many as the model's length allows.
+      min_tokens: output tokens before which no stop token may come.
+      stop: string or strings that end the output.
+      stop_token_ids: token ids that end the output, beside the model's own.
+      ignore_eos: the model's end-of-sequence ids do not end the output.
+      logprobs: alternatives to list with each output token's logprob; 0 lists the token alone, None nothing.
+      prompt_logprobs: the same for the prompt's tokens.
+      logit_bias: added to the logits of these token ids.
+      bad_words: words that the output must not have.
+      include_stop_str_in_output: leave the stop string in the text.
+      skip_special_tokens: leave special tokens out of the text.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    stop: Any = None  # None | str | iterable of str; (str, ...) once built
+    stop_token_ids: Any = None  # None | iterable of int; (int, ...) once built
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logit_bias: Any = None  # None | mapping or pairs of token id and bias; ((int, float), ...) once built
+    bad_words: Any = None  # None | iterable of str; (str, ...) once built
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("stop", "stop_token_ids", "bad_words"):
+            object.__setattr__(self, name, _as_tuple(getattr(self, name)))
+        object.__setattr__(self, "logit_bias", _as_pairs(self.logit_bias))
+        if _is_integer(self.top_k) and self.top_k == -1:
+            object.__setattr__(self, "top_k", 0)
+        if _is_integer(self.seed) and self.seed == -1:
+            object.__setattr__(self, "seed", None)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether each token is simply the most likely one."""
+        return self.temperature < GREEDY_BELOW
+
+    def problems(self, config: EngineConfig, *, vocab_size: int) -> list[str]:
+        """Everything that is wrong with these parameters, each as a sentence that ends with a way out.
+
+        What only the tokenizer or the prompt can tell is not judged here: into how many tokens a bad word falls, or
+        whether prompt and `max_tokens` fit together.
+
+        Args:
+          config: the engine's settings: its caps, `max_num_seqs`, and `max_model_len` unless that is None.
+          vocab_size: token ids are below this.
+        """
+        longest = INT32_MAX if config.max_model_len is None else config.max_model_len
+        room = longest - 1
+        why = f"max_model_len={longest} less one token of prompt"
+        found = _integer("n", self.n, 1, config.max_num_seqs, "raise max_num_seqs, or send the prompt several times")
+        found += _number("temperature", self.temperature, 0, None, "0 is greedy, 1 the model's own")
+        found += _number("top_p", self.top_p, 0, 1, "1 turns it off", above=True)
+        found += _integer("top_k", self.top_k, 0, INT32_MAX, "0 and -1 turn it off")
+        found += _number("min_p", self.min_p, 0, 1, "0 turns it off")
+        found += _number("presence_penalty", self.presence_penalty, -2, 2, "0 turns it off")
+        found += _number("frequency_penalty", self.frequency_penalty, -2, 2, "0 turns it off")
+        found += _number("repetition_penalty", self.repetition_penalty, 0, None, "1 turns it off", above=True)
+        if self.seed is not None:
+            found += _integer("seed", self.seed, *SEED_RANGE, "with None the engine chooses")
+        most: list[str] = []
+        if self.max_tokens is not None:
+            most = _integer("max_tokens", self.max_tokens, 1, room, f"{why}; None takes what the prompt leaves")
+        least = _integer("min_tokens", self.min_tokens, 0, room, why)
+        found += most + least
+        if self.max_tokens is not None and not most and not least and self.min_tokens > self.max_tokens:
+            found.append(
+                f"min_tokens={self.min_tokens!r} must be at most max_tokens={self.max_tokens!r}; "
+                "lower the one or raise the other."
+            )
+        found += _strings("stop", self.stop, None)
+        found += _strings("bad_words", self.bad_words, config.max_bad_words)
+        found += _token_ids("stop_token_ids", self.stop_token_ids, vocab_size, config.max_stop_token_ids)
+        found += _bias(self.logit_bias, vocab_size, config.max_logit_bias)
+        hint = f"max_logprobs={config.max_logprobs}, vocabulary {vocab_size}; None asks for none"
+        for name in ("logprobs", "prompt_logprobs"):
+            if (wanted := getattr(self, name)) is not None:
+                found += _integer(name, wanted, 0, min(config.max_logprobs, vocab_size), hint)
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+            if not isinstance(flag := getattr(self, name), bool):
+                found.append(f"{name}={flag!r} must be a bool, not {type(flag).__name__}; try True or False.")
+        return found
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _as_tuple(value: Any) -> Any:
+    """None, one string or an iterable as a tuple without repeats; anything else unchanged, for `problems` to name."""
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, Iterable) or isinstance(value, (bytes, Mapping)):
+        return value
+    items = tuple(value)
+    seen: list[tuple[type, Any]] = []  # with the type, for True == 1; a list, for an item need not be hashable
+    return tuple(item for item in items if (type(item), item) not in seen and not seen.append((type(item), item)))
+
+
+def _as_pairs(value: Any) -> Any:
+    """Token ids and biases as a tuple of pairs, the biases clamped; what does not have that form stays as it is."""
+    if value is None:
+        return ()
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        return value
+    pairs = tuple(value.items()) if isinstance(value, Mapping) else tuple(value)
+    return tuple(
+        (_id_from_json(pair[0]), _clamped(pair[1])) if isinstance(pair, tuple) and len(pair) == 2 else pair
+        for pair in pairs
+    )
+
+
+def _id_from_json(key: Any) -> Any:
+    """JSON has string keys only, so "17" is token id 17."""
+    return int(key) if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 20 else key
+
+
+def _clamped(bias: Any) -> Any:
+    return max(-MOST_BIAS, min(MOST_BIAS, bias)) if _is_number(bias) and math.isfinite(bias) else bias
+
+
+def _names(choices: tuple[str, ...]) -> str:
+    return ", ".join(map(repr, choices))
+
+
+def _integer(name: str, value: Any, low: int, high: int, hint: str) -> list[str]:
+    if not _is_integer(value):
+        return [f"{name}={value!r} must be an integer, not {type(value).__name__}; {hint}."]
+    if not low <= value <= high:
+        return [f"{name}={value!r} must be from {low} to {high}; {hint}."]
+    return []
+
+
+def _number(name: str, value: Any, low: float, high: float | None, hint: str, *, above: bool = False) -> list[str]:
+    """Faults of a number that must be finite and from `low` (or `above` it) to `high`, if there is one."""
+    if not _is_number(value):
+        return [f"{name}={value!r} must be a number, not {type(value).__name__}; {hint}."]
+    if not math.isfinite(value) or value < low or (above and value == low) or (high is not None and value > high):
+        wanted = f"{'above' if above else 'at least'} {low}" + ("" if high is None else f" and at most {high}")
+        return [f"{name}={value!r} must be finite, {wanted}; {hint}."]
+    return []
+
+
+def _list(name: str, value: Any, most: int | None) -> list[str]:
+    if not isinstance(value, tuple):
+        return [f"{name}={value!r} must be a list, not {type(value).__name__}; leave it out to ask for nothing."]
+    if most is not None and len(value) > most:
+        return [f"{name} has {len(value)} entries and must have at most {most}; shorten it, or raise max_{name}."]
+    return []
+
+
+def _strings(name: str, value: Any, most: int | None) -> list[str]:
+    found = _list(name, value, most)
+    for item in value if isinstance(value, tuple) else ():
+        if not isinstance(item, str):
+            found.append(f"{name} has {item!r} and must have strings only; stop_token_ids and logit_bias take ids.")
+        elif not item:
+            found.append(f"{name} has an empty string, which every text contains; leave it out.")
+    return found
+
+
+def _token_id(name: str, value: Any, vocab_size: int) -> list[str]:
+    if not _is_integer(value):
+        return [f"{name} has {value!r} and must have integer token ids only; leave it out."]
+    if not 0 <= value < vocab_size:
+        return [f"{name} has {value!r} and must have token ids from 0 to {vocab_size - 1} only; leave it out."]
+    return []
+
+
+def _token_ids(name: str, value: Any, vocab_size: int, most: int) -> list[str]:
+    found = _list(name, value, most)
+    for item in value if isinstance(value, tuple) else ():
+        found += _token_id(name, item, vocab_size)
+    return found
+
+
+def _bias(value: Any, vocab_size: int, most: int) -> list[str]:
+    found = _list("logit_bias", value, most)
+    seen = set()
+    for pair in value if isinstance(value, tuple) else ():
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            found.append(f"logit_bias has {pair!r} and must map token ids to numbers; try {{17: -100.0}}.")
+            continue
+        token, bias = pair
+        bad_id = _token_id("logit_bias", token, vocab_size)
+        if not bad_id and token in seen:
+            found.append(f"logit_bias has token id {token!r} twice; give it one bias.")
+        seen.update([] if bad_id else [token])
+        found += bad_id + _number(f"logit_bias[{token!r}]", bias, -MOST_BIAS, MOST_BIAS, "leave it out for none")
+    return found

@@ -1,0 +1,42 @@
+"""The next token of each row, on the device: what each request asks for, from the logits to the token.
+
+It knows logits, settings and the tokens so far. It does not know requests, text, KV memory or the scheduler. Nothing
+here sorts, and no row can see another: see `ranks` and `weights` for how.
+"""
+
+from jpaged.sampling.logprobs import TokenLogprobs, prompt_logprobs, token_logprobs
+from jpaged.sampling.packing import pack_row, seed_words
+from jpaged.sampling.rows import (
+    NO_TOKEN,
+    RowLayout,
+    SamplerRows,
+    create,
+    gather,
+    set_rows,
+    wants_prompt_logprobs,
+)
+from jpaged.sampling.sampler import Sampled, blank, is_over, sample
+
+PromptLogprobs = TokenLogprobs  # those of a prompt's tokens
+SamplerSlots = SamplerRows  # the rows of all slots
+
+__all__ = [
+    "NO_TOKEN",
+    "PromptLogprobs",
+    "RowLayout",
+    "Sampled",
+    "SamplerRows",
+    "SamplerSlots",
+    "TokenLogprobs",
+    "blank",
+    "create",
+    "gather",
+    "is_over",
+    "pack_row",
+    "prompt_logprobs",
+    "sample",
+    "seed_words",
+    "set_rows",
+    "token_logprobs",
+    "wants_prompt_logprobs",
+]

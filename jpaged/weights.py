@@ -1,0 +1,168 @@
+"""Weights on disk: an Orbax checkpoint of nested dicts of arrays, restored straight into shardings and a dtype.
+
+Knows neither models nor names of parameters. Arrays are stored uncompressed (weights hardly compress, and decompressing
+them would take most of a restore) and in chunks, so that each device reads its own part.
+"""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from jax.sharding import Sharding, SingleDeviceSharding
+
+_CHUNK_BYTES = 1 << 26
+_INVENTORY = "inventory.json"  # file → size; without it, Orbax meets a cut file as an error that names neither
+
+
+class CheckpointError(ValueError):
+    """A checkpoint is missing or damaged, or does not have what was asked of it."""
+
+
+def save(path: Path, tree: Any) -> None:
+    """Writes a checkpoint; it appears whole or not at all.
+
+    Args:
+      path: the directory to make. It must not exist.
+      tree: nested dicts with string keys; leaves are NumPy or JAX arrays, which may be sharded.
+
+    Raises:
+      CheckpointError: `path` exists already, or a leaf is no array.
+    """
+    path = Path(path).absolute()
+    if os.path.lexists(path):
+        raise CheckpointError(f"{path} exists already; remove it, or save elsewhere.")
+    wrong = [name for name, leaf in _named(tree) if not isinstance(leaf, (np.ndarray, jax.Array))]
+    if wrong:
+        raise CheckpointError(f"Only arrays can be saved; {', '.join(wrong)} are none.")
+    chunks = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES), tree)
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_compression=False)) as checkpointer:
+        checkpointer.save(path, args=ocp.args.PyTreeSave(tree, save_args=chunks))
+    if jax.process_index() == 0:
+        (path / _INVENTORY).write_text(json.dumps(_sizes(path), indent=1), encoding="utf-8")
+
+
+def abstract(path: Path) -> Any:
+    """The checkpoint's tree with `jax.ShapeDtypeStruct` leaves; reads no array.
+
+    Raises:
+      CheckpointError: there is no checkpoint at `path`, or it is damaged.
+    """
+    path = Path(path).absolute()
+    if not path.is_dir():
+        raise CheckpointError(f"{path} is no directory, so it holds no checkpoint; check the path.")
+    _check_inventory(path)
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        metadata = checkpointer.metadata(path).item_metadata
+    if metadata is None:
+        raise CheckpointError(f"{path} holds no whole checkpoint; save or convert it again.")
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), metadata.tree)
+
+
+def restore(path: Path, *, shardings: Any = None, dtype: Any = None) -> Any:
+    """The checkpoint's arrays, each put where it belongs as it is read.
+
+    Args:
+      path: the directory that `save` made.
+      shardings: one `Sharding` for all arrays, or a tree of them like the checkpoint's, or a function of an array's
+        dotted name and shape, such as ("layers.attn.qkv.weight", (32, 8, 768, 4096)). None: all on the default device.
+      dtype: cast floating-point arrays to it; None keeps what was saved, bit for bit.
+
+    Returns:
+      The tree, with `jax.Array` leaves.
+
+    Raises:
+      CheckpointError: there is no checkpoint at `path`, it is damaged, `shardings` is another tree or does not divide
+        an array, or `dtype` is not a floating-point one.
+    """
+    path = Path(path).absolute()
+    if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
+        raise CheckpointError(f"{dtype=} must be a floating-point type, such as 'float32' or 'bfloat16'.")
+    stored = abstract(path)
+    placed = _shardings_like(stored, shardings)
+    _check_divisible(stored, placed)
+    target = jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, _cast(leaf.dtype, dtype), sharding=sharding),
+        stored,
+        placed,
+    )
+    with ocp.StandardCheckpointer() as checkpointer:
+        return checkpointer.restore(path, target)
+
+
+def shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+    """Dotted name → shape of each leaf of a tree of arrays, abstract or real."""
+    return {name: tuple(leaf.shape) for name, leaf in _named(tree)}
+
+
+def _cast(stored: Any, wanted: Any) -> Any:
+    return stored if wanted is None or not jnp.issubdtype(stored, jnp.floating) else jnp.dtype(wanted)
+
+
+def _shardings_like(stored: Any, shardings: Any) -> Any:
+    if shardings is None:
+        (device,) = jnp.zeros(()).devices()  # whatever the caller made the default
+        shardings = SingleDeviceSharding(device)
+    if isinstance(shardings, Sharding):
+        return jax.tree.map(lambda _: shardings, stored)
+    if callable(shardings):
+        return _map_named(shardings, stored)
+    wanted, given = {name for name, _ in _named(stored)}, {name for name, _ in _named(shardings)}
+    if wanted != given:
+        raise CheckpointError(
+            f"`shardings` must have one leaf for each array of the checkpoint; it lacks {sorted(wanted - given)} and has "
+            f"{sorted(given - wanted)} too many."
+        )
+    return shardings
+
+
+def _check_divisible(stored: Any, shardings: Any) -> None:
+    faults = []
+    for (name, leaf), sharding in zip(_named(stored), jax.tree.leaves(shardings), strict=True):
+        try:
+            sharding.shard_shape(leaf.shape)
+        except ValueError as error:
+            faults.append(f"{name}: {error}")
+    if faults:
+        raise CheckpointError(f"`shardings` does not fit the checkpoint. {' '.join(faults)}")
+
+
+def _map_named(function: Callable[[str, tuple[int, ...]], Sharding], tree: Any) -> Any:
+    return jax.tree.map_with_path(lambda path, leaf: function(_name(path), leaf.shape), tree)
+
+
+def _named(tree: Any) -> list[tuple[str, Any]]:
+    leaves = jax.tree.leaves_with_path(tree, is_leaf=lambda node: isinstance(node, Sharding))
+    return [(_name(path), leaf) for path, leaf in leaves]
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def _sizes(path: Path) -> dict[str, int]:
+    return {str(file.relative_to(path)): file.stat().st_size for file in sorted(path.rglob("*")) if file.is_file()}
+
+
+def _check_inventory(path: Path) -> None:
+    """Checkpoints that something other than `save` has written have none, and are taken as they are."""
+    if not (path / _INVENTORY).exists():
+        return
+    try:
+        expected = json.loads((path / _INVENTORY).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{path / _INVENTORY} is not valid JSON; save or convert the model again.") from error
+    found = _sizes(path)
+    faults = [f"{name} is missing" for name in expected if name not in found]
+    faults += [
+        f"{name} has {found[name]:,} bytes instead of {size:,}"
+        for name, size in expected.items()
+        if name in found and found[name] != size
+    ]
+    if faults:
+        raise CheckpointError(f"{path} is damaged: {'; '.join(faults)}. Save or convert the model again.")

@@ -1,0 +1,213 @@
+"""Turns a checkpoint from outside into a model directory of ours, whole or not at all.
+
+    <directory>/config.json       the model's config (`ModelConfig.to_json`)
+    <directory>/conversion.json   what it was converted from, and to which dtype
+    <directory>/weights/          the parameters (`jpaged.weights`)
+    <directory>/…                 the tokenizer's files, if the checkpoint has a tokenizer
+
+Joins sources, tables and the checkpoint; each of them is elsewhere.
+"""
+
+import contextlib
+import errno
+import hashlib
+import json
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from jpaged import weights
+from models import cache, tokenizers
+from models.config import FORMAT, ModelConfig
+from models.conversions import llama
+from models.conversions.rules import array_dtypes, convert_tensors, plan
+from models.errors import ModelError
+from models.sources.base import BFLOAT16, FLOAT32, Source
+from models.sources.gguf_file import GGUFFile
+from models.sources.huggingface import HuggingFaceDirectory
+
+_CONFIG, _RECORD, _WEIGHTS = "config.json", "conversion.json", "weights"
+_DTYPES = {"float32": FLOAT32, "bfloat16": BFLOAT16}
+_DECISIVE = (".json", ".safetensors", ".jinja", ".gguf")  # files of a directory that a conversion may read
+_SAMPLES, _SAMPLE_BYTES = 256, 4096
+_POLL_SECONDS = 0.2
+
+
+def convert(
+    source: Path,
+    target: Path,
+    *,
+    dtype: str | None = None,
+    progress: bool | None = None,
+    notify: Callable[[str], None] = cache.say,
+) -> Path:
+    """Makes the model directory `target` from a checkpoint, unless it is there already.
+
+    Args:
+      source: a Hugging Face directory, a GGUF file, or a directory that holds one GGUF file.
+      target: the directory to make. It may exist if it is empty, or if it came from this source at this dtype.
+      dtype: "float32" or "bfloat16"; None keeps the source's precision: bfloat16 stays so, and everything else,
+        float16 and quantised types included, becomes float32, which holds it exactly.
+      progress: show a bar on standard error; None shows it on a terminal.
+      notify: takes remarks, such as that another process is being waited for.
+
+    Returns:
+      `target`.
+
+    Raises:
+      ModelError: the source cannot be converted, or `target` holds something else; nothing is left behind.
+    """
+    source, target = Path(source), Path(target)
+    if dtype is not None and dtype not in _DTYPES:
+        raise ModelError(
+            f"{dtype=} must be one of {', '.join(_DTYPES)}, or be left out to keep the source's precision."
+        )
+    if not source.exists():
+        raise ModelError(f"There is no {source}; give a Hugging Face directory or a GGUF file.")
+    _refuse_foreign(target)
+    record = {"source": source.resolve().name, "fingerprint": fingerprint(source), "dtype": dtype}
+    cache.build_once(
+        target,
+        lambda work: _build(work, source, record, progress, notify),
+        what=f"the conversion of {source}",
+        fault=_fault,
+        notify=notify,
+    )
+    made = _read_object(target / _RECORD)
+    if (made.get("fingerprint"), made.get("dtype")) != (record["fingerprint"], dtype):
+        raise ModelError(
+            f"{target} holds a model converted from {made.get('source')} with dtype={made.get('dtype')}, which differs "
+            f"from {source} with {dtype=}; remove it, or convert elsewhere."
+        )
+    return target
+
+
+def is_converted(path: Path) -> bool:
+    """Whether `path` is a model directory of ours; of which version, and whether it is whole, is not looked at."""
+    return _read_object(path / _CONFIG).get("format") == FORMAT and (path / _WEIGHTS).is_dir()
+
+
+def open_source(path: Path) -> Source:
+    """A checkpoint, opened for reading.
+
+    Raises:
+      ModelError: it is of no known form, damaged, or of a model that is not supported.
+    """
+    if path.is_file():
+        return GGUFFile(path)
+    if (path / _CONFIG).exists():
+        if _read_object(path / _CONFIG).get("format") == FORMAT:
+            raise ModelError(f"{path} is converted already; give the checkpoint that it came from, or use it as it is.")
+        return HuggingFaceDirectory(path)
+    found = sorted(path.glob("*.gguf"))
+    if len(found) == 1:
+        return GGUFFile(found[0])
+    if found:
+        raise ModelError(f"{path} holds {len(found)} GGUF files; name one of them, such as {found[0]}.")
+    raise ModelError(f"{path} holds neither {_CONFIG} nor a GGUF file; give a Hugging Face directory or a GGUF file.")
+
+
+def fingerprint(source: Path) -> str:
+    """Tells sources apart: sha256 over the names, sizes and evenly spaced samples of the files that matter.
+
+    Copies of a checkpoint agree whatever their paths and times; checkpoints of one shape with other weights differ.
+    """
+    digest = hashlib.sha256()
+    files = [source] if source.is_file() else [f for f in source.iterdir() if f.suffix in _DECISIVE and f.is_file()]
+    for file in sorted(files):
+        size = file.stat().st_size
+        digest.update(f"{file.name}\0{size}\0".encode())
+        step = max(size // _SAMPLES, _SAMPLE_BYTES)
+        with open(file, "rb") as data:
+            for offset in range(0, size, step):
+                data.seek(offset)
+                digest.update(data.read(_SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+def _build(
+    work: Path, path: Path, record: dict[str, Any], progress: bool | None, notify: Callable[[str], None]
+) -> None:
+    source = open_source(path)
+    config, table, note = llama.settle_tie(source)
+    if note:
+        notify(note)
+    shapes = llama.parameter_shapes(config)
+    steps = plan(source, table, shapes, config)
+    dtypes = array_dtypes(steps, source, _DTYPES.get(record["dtype"]))
+    size = sum(int(np.prod(shape)) * dtypes[name].itemsize for name, shape in shapes.items())
+    if (free := shutil.disk_usage(work).free) < size:
+        raise OSError(errno.ENOSPC, f"{size / 1e6:,.0f} MB are wanted, {free / 1e6:,.0f} MB are free")
+    tokenizer = tokenizers.load_tokenizer(source.path)  # before the weights: what fails should fail soon
+    if tokenizer is not None:
+        tokenizer.save(work)
+    hidden = None if progress is None else not progress
+    with tqdm(total=2 * size, unit="B", unit_scale=True, desc="reading", disable=hidden) as bar:
+        tree = convert_tensors(source, steps, shapes, dtypes, config, bar.update)
+        bar.set_description("writing")
+        with _growth(work, bar):
+            weights.save(work / _WEIGHTS, tree)
+    (work / _CONFIG).write_text(config.to_json() + "\n", encoding="utf-8")
+    (work / _RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+@contextlib.contextmanager
+def _growth(folder: Path, bar: Any) -> Iterator[None]:
+    """Moves the bar by what is on disk, since Orbax does not tell how far it is."""
+    begin, done = bar.n, threading.Event()
+
+    def watch() -> None:
+        while not done.wait(_POLL_SECONDS):
+            bar.update(max(0, begin + _bytes_in(folder) - bar.n))
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+        bar.update(bar.total - bar.n)
+    finally:
+        done.set()
+        watcher.join()
+
+
+def _bytes_in(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # Orbax renames its files as it goes
+            total += path.stat().st_size
+    return total
+
+
+def _refuse_foreign(target: Path) -> None:
+    """What is not ours is never replaced."""
+    ours = target.is_dir() and (not any(target.iterdir()) or _read_object(target / _CONFIG).get("format") == FORMAT)
+    if target.exists() and not ours:
+        raise ModelError(f"{target} exists and is not a converted model; choose a directory that is new or empty.")
+
+
+def _fault(target: Path) -> str | None:
+    """Why a target that is there cannot be used, or None."""
+    if not any(target.iterdir()):
+        return "it is empty"
+    try:
+        config = ModelConfig.from_json((target / _CONFIG).read_text(encoding="utf-8"))
+        stored = weights.abstract(target / _WEIGHTS)
+    except (OSError, ValueError) as error:
+        return str(error).rstrip(".")
+    if weights.shapes(stored) != llama.parameter_shapes(config):
+        return "its weights do not fit its config"
+    return None if (target / _RECORD).exists() else f"{_RECORD} is missing"
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; an empty one if there is none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,1 @@
+"""Parts of the benchmark scripts. Nothing of the packages depends on them."""

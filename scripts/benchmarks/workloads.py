@@ -1,0 +1,129 @@
+"""What a benchmark asks for: named cases, seeded, as token ids and exact output lengths. It runs nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+Range = tuple[int, int]  # both ends included
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """The shape of a workload.
+
+    Attributes:
+      about: For people.
+      requests: How many.
+      prompt_len, output_len: Tokens of each, drawn evenly from the range.
+      slots: Requests that run at once, and the size of a static batch.
+    """
+
+    about: str
+    requests: int
+    prompt_len: Range
+    output_len: Range
+    slots: int
+
+
+CASES = {
+    "single": Case("one request", 1, (64, 64), (128, 128), 1),
+    "parallel16": Case("16 parallel requests", 16, (64, 64), (128, 128), 16),
+    "mixed": Case("64 requests of mixed lengths", 64, (16, 512), (16, 256), 16),
+    "sampling": Case("16 parallel requests, sampled and greedy", 16, (64, 64), (128, 128), 16),
+    "context": Case("decode steps after a long and a short context", 16, (1024, 16), (16, 16), 16),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """Requests in order of arrival: prompts as ids, and how many tokens each generates, EOS or not."""
+
+    prompts: tuple[tuple[int, ...], ...]
+    outputs: tuple[int, ...]
+    slots: int
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(map(len, self.prompts))
+
+    @property
+    def output_tokens(self) -> int:
+        return sum(self.outputs)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request, prompt and output."""
+        return max(len(prompt) + output for prompt, output in zip(self.prompts, self.outputs, strict=True))
+
+    def batches(self) -> list[range]:
+        """The requests in static batches, in order of arrival."""
+        return [range(i, min(i + self.slots, len(self.prompts))) for i in range(0, len(self.prompts), self.slots)]
+
+
+def synthetic(case: Case, vocab_size: int, seed: int = 0) -> Workload:
+    """Random ids; the same for the same seed, whatever machine draws them."""
+    rng = np.random.default_rng(seed)
+    prompt_lens = rng.integers(case.prompt_len[0], case.prompt_len[1] + 1, case.requests)
+    outputs = rng.integers(case.output_len[0], case.output_len[1] + 1, case.requests)
+    prompts = tuple(tuple(rng.integers(0, vocab_size, length).tolist()) for length in prompt_lens.tolist())
+    return Workload(prompts, tuple(outputs.tolist()), case.slots)
+
+
+def from_file(path: Path, case: Case, encode: Callable[[str], list[int]], seed: int = 0) -> Workload:
+    """A prompt a line, as plain text or as JSON: a string, a list of ids, or an object with "prompt".
+
+    The case gives output lengths and slots; the file gives everything else.
+
+    Raises:
+      ValueError: no prompts, or lines that are none, all named.
+    """
+    prompts, faults = [], []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        prompt = _parsed(line)
+        ids = encode(prompt) if isinstance(prompt, str) else prompt
+        if isinstance(ids, list) and ids and all(type(i) is int for i in ids):
+            prompts.append(tuple(ids))
+        else:
+            faults.append(f"{path}:{number}: {line.strip()[:40]!r} is no prompt; try a text or a list of ids")
+    if not prompts and not faults:
+        faults.append(f"{path} holds no prompts; try one a line")
+    if faults:
+        raise ValueError("\n".join(faults))
+    outputs = np.random.default_rng(seed).integers(case.output_len[0], case.output_len[1] + 1, len(prompts))
+    return Workload(tuple(prompts), tuple(outputs.tolist()), case.slots)
+
+
+def parse_range(text: str) -> Range:
+    """`"16:512"` is (16, 512), `"64"` is (64, 64).
+
+    Raises:
+      ValueError: not such a range of positive numbers.
+    """
+    ends = text.split(":")
+    if len(ends) > 2 or not all(end.isdecimal() and int(end) for end in ends) or int(ends[0]) > int(ends[-1]):
+        raise ValueError(f"{text!r} must be a length or a range of lengths; try 64 or 16:512")
+    return int(ends[0]), int(ends[-1])
+
+
+def arrivals(requests: int, rate: float, seed: int = 0) -> Sequence[float]:
+    """Seconds at which requests come: a Poisson process of ``rate`` a second, or all at 0 for rate 0."""
+    if rate <= 0:
+        return [0.0] * requests
+    return np.cumsum(np.random.default_rng(seed).exponential(1 / rate, requests)).tolist()
+
+
+def _parsed(line: str) -> object:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return line
+    if isinstance(value, dict):
+        return value.get("prompt_token_ids", value.get("prompt"))
+    return value if isinstance(value, str | list) else line

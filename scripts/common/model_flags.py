@@ -1,0 +1,102 @@
+"""Flags that choose a model and size the engine, and the loading of both. Their defaults are `EngineConfig`'s."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import TYPE_CHECKING, Any, get_args
+
+from absl import flags
+
+from jpaged import config
+
+from . import command, compile_cache
+from .progress import Progress
+
+if TYPE_CHECKING:
+    from jpaged.llm import LLM
+
+_DEFAULTS: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(config.EngineConfig)}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
+
+
+def _define_integer(name: str, help: str) -> None:
+    flags.DEFINE_integer(name, _DEFAULTS[name], help, lower_bound=1)
+
+
+flags.DEFINE_string(
+    "model",
+    "default",
+    "What to run: 'default' (SmolLM2-135M-Instruct, 90 MB, fetched once), a Hugging Face directory, a GGUF file, or a "
+    "directory made by convert.py.",
+)
+flags.DEFINE_enum("dtype", _DEFAULTS["dtype"], get_args(config.DType), "Of weights, activations and KV.")
+flags.DEFINE_enum(
+    "backend",
+    _DEFAULTS["backend"],
+    get_args(config.Backend),
+    "Attention backend; without this flag, the best for the machine. A backend that is named never falls back.",
+)
+_define_integer("block_size", "Tokens in a KV block.")
+_define_integer("num_blocks", "Blocks in the pool; without this flag, by memory.")
+flags.DEFINE_string("kv_cache_memory", None, "Memory for KV, another way to say --num_blocks: 512M, 2G.")
+_define_integer("max_num_seqs", "Sequences that run at once; the others wait.")
+_define_integer(
+    "max_model_len", "The most tokens of a sequence, prompt and output; without this flag, the model's own."
+)
+_define_integer("max_num_batched_tokens", "The most tokens of one step; longer prompts are taken in chunks.")
+_define_integer("decode_steps", "Tokens that each sequence gets from one dispatch.")
+flags.DEFINE_integer("seed", _DEFAULTS["seed"], "What sampling derives its randomness from.")
+
+MODEL = ("model", "dtype", "backend")
+ENGINE = (
+    "block_size",
+    "num_blocks",
+    "kv_cache_memory",
+    "max_num_seqs",
+    "max_model_len",
+    "max_num_batched_tokens",
+    "decode_steps",
+)
+
+
+def engine_config() -> config.EngineConfig:
+    """The engine that the flags ask for.
+
+    Raises:
+      ValueError: naming every flag that is wrong.
+    """
+    given: dict[str, Any] = {name: flags.FLAGS[name].value for name in (*MODEL[1:], *ENGINE, "seed")}
+    given["kv_cache_memory"] = given["kv_cache_memory"] and parse_size(given["kv_cache_memory"])
+    return config.EngineConfig(**given)
+
+
+def parse_size(text: str) -> int:
+    """Bytes: "512M" is 512 · 2²⁰; so are "512MB" and "512MiB".
+
+    Raises:
+      ValueError: it is no size.
+    """
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"kv_cache_memory={text!r} must be a number of bytes, or one with K, M, G or T; try 512M")
+    return int(float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " "))
+
+
+def load_llm(settings: config.EngineConfig) -> LLM:
+    """The model that the flags name, in an engine, with the persistent compilation cache turned on.
+
+    Raises:
+      ValueError: there is no such model, or it or the machine cannot serve these settings.
+    """
+    name = flags.FLAGS.model
+    with Progress("loading the model"):
+        command.start_jax()
+
+        import models
+        from jpaged.llm import LLM
+        from models.cache import default_cache_dir
+
+        compile_cache.enable(default_cache_dir() / "xla")
+        loaded = models.load(name, dtype=settings.dtype, progress=command.on_terminal())
+        return LLM(loaded, **dataclasses.asdict(settings))

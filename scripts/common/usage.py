@@ -1,0 +1,132 @@
+"""What a run used: times of prefill and decode, and the table that `--stats` prints.
+
+The engine reads each step while the next is running, so the time between two readings is that of the step read last.
+Compiling breaks this, for steps finish unseen meanwhile: the step that had to be compiled is waited for and timed by
+itself, and those that ran behind the compiler's back do not count.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jpaged.engine import Engine
+    from jpaged.request import Sample
+
+_COMPILED = "/jax/core/compile/backend_compile_duration"
+
+
+class Clock:
+    """Steps an engine and keeps the time.
+
+    Attributes:
+      first_token: Seconds until the first token was there, compiling included; None before.
+      compiling: Seconds of steps that had to be compiled, or fetched from the compilation cache.
+      sequences: The most that made tokens in one step.
+    """
+
+    def __init__(self, engine: Engine):
+        from jax import monitoring
+
+        monitoring.register_event_duration_secs_listener(self._listen)
+        self._engine = engine
+        self._begun = time.perf_counter()
+        self._compiled = False
+        self._carried = 0.0  # time of a step that has not been read yet
+        self._tokens, self._seconds = [0, 0], [0.0, 0.0]  # of steps with prompts, and of the others
+        self.first_token: float | None = None
+        self.compiling = 0.0
+        self.sequences = 0
+
+    def step(self) -> list[Sample]:
+        """`Engine.step`."""
+        import jax
+
+        stats = self._engine.stats
+        before = stats.prefill_tokens, stats.decode_tokens, stats.steps
+        self._compiled = False
+        start = time.perf_counter()
+        changed = self._engine.step()
+        end = time.perf_counter()
+        compiled = self._compiled
+        seconds, carried = self._carried + (0.0 if compiled else end - start), self._carried
+        self._carried = 0.0 if stats.steps > before[2] else seconds
+        if compiled:
+            self.compiling += end - start
+            jax.block_until_ready(self._engine.state)
+            self._carried = time.perf_counter() - end
+        if stats.steps > before[2] and (carried or not compiled):
+            prefilled = stats.prefill_tokens - before[0]
+            kind = 0 if prefilled else 1
+            self._seconds[kind] += seconds
+            self._tokens[kind] += prefilled or stats.decode_tokens - before[1]
+        if changed and self.first_token is None:
+            self.first_token = time.perf_counter() - self._begun
+        self.sequences = max(self.sequences, len(changed))
+        return changed
+
+    @property
+    def elapsed(self) -> float:
+        return time.perf_counter() - self._begun
+
+    @property
+    def prefill_rate(self) -> float | None:
+        """Prompt tokens a second; None if no step with a prompt could be timed."""
+        return self._tokens[0] / self._seconds[0] if self._seconds[0] else None
+
+    @property
+    def decode_rate(self) -> float | None:
+        """Tokens a second of steps that only decode."""
+        return self._tokens[1] / self._seconds[1] if self._seconds[1] else None
+
+    def _listen(self, event: str, duration_secs: float, **_: str | int) -> None:
+        self._compiled |= event == _COMPILED
+
+
+def table(engine: Engine, clock: Clock, loading: float) -> str:
+    """The table; `loading` is the seconds before the first step."""
+    import jax
+
+    stats, config, layout = engine.stats, engine.config, engine.layout
+    assert config.max_model_len is not None
+    used = stats.blocks_peak
+    reserved = clock.sequences * -(-config.max_model_len // config.block_size)
+    spec, devices = engine.loaded.model.spec, jax.devices()
+    first = "" if clock.first_token is None else f", first token after {clock.first_token:.1f} s"
+    ratio = f", {reserved / used:.1f} times as much" if used else ""
+    rows = [
+        ("model", f"{spec.name} in {config.dtype} on {devices[0].device_kind}"),
+        ("time", f"loading {loading:.1f} s, then {clock.elapsed:.1f} s{first}; compiling took {clock.compiling:.1f} s"),
+        ("prefill", f"{stats.prefill_tokens:,} tokens, {_rate(clock.prefill_rate)}"),
+        ("decode", f"{stats.decode_tokens:,} tokens, {_rate(clock.decode_rate)}"),
+        (
+            "KV blocks at peak",
+            f"{used:,} of {config.num_blocks:,} (of {config.block_size} tokens), {_mib(used * layout.bytes_per_block)}",
+        ),
+        ("KV slots that held tokens", f"{stats.kv_share:.1%} of those in blocks in use, averaged over steps"),
+        (
+            "contiguous would take",
+            f"{reserved:,} blocks, {_mib(reserved * layout.bytes_per_block)}{ratio}: "
+            f"{config.max_model_len:,} tokens for each of {_sequences(clock.sequences)}",
+        ),
+    ]
+    return render(rows)
+
+
+def render(rows: Sequence[tuple[str, str]]) -> str:
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:>{width}}  {value}" for name, value in rows)
+
+
+def _rate(rate: float | None) -> str:
+    return "too quick to time" if rate is None else f"{rate:,.1f} tokens/s"
+
+
+def _sequences(count: int) -> str:
+    return "1 sequence" if count == 1 else f"{count} sequences"
+
+
+def _mib(count: int) -> str:
+    return f"{count / 2**20:,.1f} MiB"

@@ -1,0 +1,36 @@
+"""The model test is itself put to the test: it must find every mistake of a list, and none in the allocator."""
+
+from random import Random
+from types import ModuleType
+
+import pytest
+
+from jpaged import tables
+from tests.allocator import commands
+from tests.allocator.model import Geometry
+from tests.allocator.mutants import MUTANTS, Mutant, load, source
+from tests.allocator.world import World, eager
+
+GEOMETRIES = (
+    Geometry(num_blocks=10, num_slots=4, num_columns=4, block_size=4),
+    Geometry(num_blocks=5, num_slots=4, num_columns=5, block_size=2),
+)
+MAX_PROGRAMS = 16
+STEPS = 25
+
+
+def run_programs(module: ModuleType) -> None:
+    for seed in range(MAX_PROGRAMS):
+        commands.run_program(Random(seed), World(module, GEOMETRIES[seed % len(GEOMETRIES)], eager), STEPS)
+
+
+def test_the_programs_find_no_fault_in_the_allocator() -> None:
+    run_programs(tables)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_mutant_is_found(mutant: Mutant) -> None:
+    for old, _ in mutant.edits:
+        assert source(mutant.module).count(old) == 1, f"{old!r} must occur exactly once in {mutant.module.__name__}"
+    with pytest.raises(AssertionError):
+        run_programs(load(mutant))

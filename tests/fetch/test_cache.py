@@ -1,0 +1,173 @@
+"""Folders that are made once and appear whole."""
+
+import errno
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from models.cache import build_once, default_cache_dir
+from models.errors import ModelError
+
+
+def write_file(work: Path) -> None:
+    (work / "file").write_text("whole")
+
+
+def never(work: Path) -> None:
+    raise AssertionError("built although it is there")
+
+
+def hidden(folder: Path) -> list[str]:
+    """Working folders that were left behind."""
+    return [path.name for path in folder.iterdir() if ".tmp-" in path.name]
+
+
+def test_built_once(tmp_path):
+    target = tmp_path / "not" / "there" / "yet"
+    assert build_once(target, write_file, what="it") == target
+    assert build_once(target, never, what="it") == target
+    assert [path.name for path in target.iterdir()] == ["file"]
+    assert hidden(target.parent) == []
+    assert target.stat().st_mode & 0o777 == 0o777 & ~current_umask()
+
+
+def current_umask() -> int:
+    os.umask(mask := os.umask(0))
+    return mask
+
+
+def test_a_sound_target_needs_no_writing(tmp_path):
+    (tmp_path / "target").mkdir()
+    build_once(tmp_path / "target", never, what="it")
+    assert os.listdir(tmp_path) == ["target"]  # not even a lock
+
+
+def test_appears_only_when_whole(tmp_path):
+    def build(work: Path) -> None:
+        write_file(work)
+        assert work.parent == tmp_path
+        assert not (tmp_path / "target").exists()
+
+    build_once(tmp_path / "target", build, what="it")
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, ModelError])
+def test_a_failed_build_leaves_nothing(tmp_path, error):
+    def build(work: Path) -> None:
+        write_file(work)
+        raise error("stop")
+
+    with pytest.raises(error, match="stop"):
+        build_once(tmp_path / "target", build, what="it")
+    assert not (tmp_path / "target").exists()
+    assert hidden(tmp_path) == []
+    build_once(tmp_path / "target", write_file, what="it")
+
+
+def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path):
+    for name in (".target.tmp-0123", ".other.tmp-0123", "target.tmp-0123"):
+        write_folder(tmp_path / name)
+    build_once(tmp_path / "target", write_file, what="it")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        ".other.tmp-0123",
+        ".target.lock",
+        "target",
+        "target.tmp-0123",
+    ]
+
+
+def write_folder(folder: Path) -> None:
+    folder.mkdir()
+    write_file(folder)
+
+
+def test_a_second_builder_waits_says_so_and_uses_the_result(tmp_path):
+    """Two threads hold two locks, as two processes do: a flock belongs to the opened file."""
+    building, waiting, notes = threading.Event(), threading.Event(), []
+
+    def build(work: Path) -> None:
+        building.set()
+        assert waiting.wait(20)
+        assert hidden(tmp_path) == [work.name]  # the one who waits must not take it for a leftover
+        write_file(work)
+
+    def note(message: str) -> None:
+        notes.append(message)
+        waiting.set()
+
+    first = threading.Thread(target=build_once, args=(tmp_path / "target", build), kwargs={"what": "the first"})
+    first.start()
+    assert building.wait(20)
+    build_once(tmp_path / "target", never, what="the second", notify=note)
+    first.join()
+    assert notes == [f"Waiting for another process to finish the second in {tmp_path}."]
+    assert (tmp_path / "target" / "file").read_text() == "whole"
+
+
+def fault(folder: Path) -> str | None:
+    return None if (folder / "file").exists() else "no file"
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, Path.touch, lambda path: path.symlink_to("nowhere")])
+def test_a_faulty_target_is_made_anew(tmp_path, make):
+    notes, target = [], tmp_path / "target"
+    make(target)
+    build_once(target, write_file, what="it", fault=fault, notify=notes.append)
+    assert (target / "file").exists()
+    assert hidden(tmp_path) == []
+    assert len(notes) == 1
+    assert notes[0].startswith(f"{target} cannot be used (")
+
+
+def test_a_faulty_target_stays_when_its_successor_fails(tmp_path):
+    (tmp_path / "target").mkdir()
+    with pytest.raises(AssertionError):
+        build_once(tmp_path / "target", never, what="it", fault=fault, notify=lambda _: None)
+    assert (tmp_path / "target").exists()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk(tmp_path, number):
+    def build(work: Path) -> None:
+        write_file(work)
+        raise OSError(number, os.strerror(number))
+
+    with pytest.raises(ModelError, match=rf"^No room left in {tmp_path} \(.*XDG_CACHE_HOME"):
+        build_once(tmp_path / "target", build, what="it")
+    assert hidden(tmp_path) == []
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES])
+def test_a_folder_that_may_not_be_written(tmp_path, number):
+    def build(work: Path) -> None:
+        raise OSError(number, os.strerror(number), str(work / "file"))
+
+    with pytest.raises(ModelError, match=rf"^The cache folder {tmp_path} cannot be written \(.*XDG_CACHE_HOME"):
+        build_once(tmp_path / "target", build, what="it")
+
+
+@pytest.mark.parametrize("below", ["", "deeper"])
+def test_a_file_in_the_place_of_the_cache_folder(tmp_path, below):
+    (tmp_path / "file").touch()
+    with pytest.raises(ModelError, match=r"cannot be written .*XDG_CACHE_HOME"):
+        build_once(tmp_path / "file" / below / "target", write_file, what="it")
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ENOENT])
+def test_trouble_elsewhere_is_not_the_cache_folders(tmp_path, number):
+    def build(work: Path) -> None:
+        raise OSError(number, os.strerror(number), "/somewhere/else")
+
+    with pytest.raises(OSError, match="/somewhere/else"):
+        build_once(tmp_path / "target", build, what="it")
+
+
+def test_default_cache_dir(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_cache_dir() == tmp_path / "jpaged"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for ignored in ("", "relative/path"):
+        monkeypatch.setenv("XDG_CACHE_HOME", ignored)
+        assert default_cache_dir() == tmp_path / ".cache" / "jpaged"

@@ -1,0 +1,69 @@
+"""Runs scripts as people do: another process, the checkout's file, nothing imported. Knows no script by name."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import IO
+
+from tests.house.tree import ROOT
+
+SECONDS = 300  # far more than any run takes; a hang still ends
+
+
+@dataclasses.dataclass(frozen=True)
+class Done:
+    status: int
+    out: str
+    err: str
+
+    def __post_init__(self) -> None:
+        assert "Traceback" not in self.err, self.err
+
+    @property
+    def complaints(self) -> list[str]:
+        return self.err.splitlines()
+
+
+@dataclasses.dataclass(frozen=True)
+class Script:
+    """A script, and what of the environment is not this process's."""
+
+    name: str
+    environment: dict[str, str]
+
+    def start(
+        self,
+        *arguments: str | Path,
+        stdin: int = subprocess.DEVNULL,
+        stdout: int | IO[bytes] = subprocess.PIPE,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, str(ROOT / "scripts" / self.name), *map(str, arguments)],
+            cwd=ROOT.parent,  # a script does not care where it is run from
+            env={**os.environ, **self.environment, **environment},
+            stdin=stdin,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+        )
+
+    def run(
+        self,
+        *arguments: str | Path,
+        stdin: bytes | None = None,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> Done:
+        source = subprocess.DEVNULL if stdin is None else subprocess.PIPE
+        return finish(self.start(*arguments, stdin=source, environment=environment), stdin)
+
+
+def finish(process: subprocess.Popen[bytes], stdin: bytes | None = None) -> Done:
+    try:
+        out, err = process.communicate(stdin, timeout=SECONDS)
+    finally:
+        process.kill()
+    return Done(process.returncode, (out or b"").decode(), err.decode())

@@ -1,0 +1,67 @@
+"""The outside of scripts: sizes, the bar, Ctrl-C."""
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from scripts.common import progress
+from scripts.common.interrupt import Interrupt
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_the_first_interrupt_asks_and_the_second_insists():
+    reached = []
+    with Interrupt() as asked:
+        asked.worth_saving = True
+        interrupt()
+        reached.append(asked.wanted)
+        interrupt()
+        reached.append("not this")
+    assert reached == [True]
+    assert asked.wanted
+
+
+def test_an_interrupt_with_nothing_to_save_does_not_wait():
+    with Interrupt() as asked:
+        interrupt()
+        pytest.fail("went on")
+    assert asked.wanted
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_other_errors_pass():
+    with pytest.raises(ValueError, match="mine"), Interrupt():
+        raise ValueError("mine")
+
+
+def test_a_bar_comes_late_on_a_terminal_and_goes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr(progress, "DELAY_SECONDS", 0.05)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    before = threading.active_count()
+    with progress.Progress("quick"):
+        pass
+    assert capsys.readouterr().err == ""
+    with progress.Progress("waiting", 7, "prompts") as bar:
+        bar.done = 3
+        time.sleep(0.4)
+        with bar.aside():
+            print("text")
+    drawn = capsys.readouterr().err
+    assert "waiting 3 of 7 prompts" in drawn
+    assert drawn.endswith("\r")
+    assert threading.active_count() <= before + 1  # tqdm has a thread of its own
+
+
+def test_no_bar_without_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr(progress, "DELAY_SECONDS", 0.01)
+    with progress.Progress("waiting") as bar:
+        time.sleep(0.1)
+        with bar.aside():
+            print("text")
+    assert capsys.readouterr() == ("text\n", "")

@@ -1,0 +1,88 @@
+"""`decode.py` that is stopped: Ctrl-C and a reader who goes away."""
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.fixtures import GOLDEN
+from tests.scripts.running import Script, finish
+
+pytestmark = pytest.mark.xdist_group("decode")
+
+PROMPTS = 2000  # of 400 tokens, two at a time: a minute or more
+
+
+@pytest.fixture
+def long(decode: Script, tmp_path: Path) -> subprocess.Popen[bytes]:
+    """A long run, JSON lines and --stats, that has printed nothing yet."""
+    (tmp_path / "p.jsonl").write_text("".join(f'{{"prompt_token_ids": [{1 + i % 300}]}}\n' for i in range(PROMPTS)))
+    model = f"--model={GOLDEN / 'tiny' / 'llama'}"
+    batch = ("--max_num_seqs=2", "--max_tokens=400", "--ignore_eos", "--decode_steps=2")
+    return decode.start(model, f"--prompts_file={tmp_path}/p.jsonl", "--json", "--stats", *batch)
+
+
+def first_line(process: subprocess.Popen[bytes]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().decode()
+
+
+def test_ctrl_c_prints_what_there_is(long: subprocess.Popen[bytes]):
+    begun = first_line(long)
+    time.sleep(0.2)
+    long.send_signal(signal.SIGINT)
+    done = finish(long)
+    assert done.status == 130
+    found = [json.loads(line) for line in [begun, *done.out.splitlines()]]
+    reasons = [one["finish_reason"] for one in found]
+    over = reasons.count("length")
+    assert 1 <= over < PROMPTS
+    assert reasons == ["length"] * over + ["abort"] * (len(reasons) - over)
+    assert 1 <= reasons.count("abort") <= 2
+    assert all(0 < len(one["token_ids"]) < 400 for one in found[over:])
+    assert [one["index"] for one in found] == list(range(len(found)))
+    assert "KV blocks at peak" in done.err
+
+
+def test_ctrl_c_while_loading_is_quiet(long: subprocess.Popen[bytes]):
+    time.sleep(1)
+    long.send_signal(signal.SIGINT)
+    done = finish(long)
+    assert (done.status, done.out, done.err) == (130, "", "")
+
+
+def test_a_reader_who_goes_away_ends_it_quietly(long: subprocess.Popen[bytes]):
+    first_line(long)
+    assert long.stdout is not None
+    long.stdout.close()
+    assert long.stderr is not None
+    assert long.stderr.read() == b""
+    assert long.wait(60) == 141
+
+
+def test_help_is_quick_and_may_go_unread(decode: Script):
+    process = decode.start("--help")
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait(60) in (0, 141)
+
+
+def test_help_teaches_without_jax(decode: Script):
+    begun = time.perf_counter()
+    done = decode.run("--help")
+    assert done.status == 0 and done.err == ""
+    assert time.perf_counter() - begun < 1.5  # importing jax alone takes as long
+    for word in ("python scripts/decode.py", "--prompts_file=TEXT", "Memory and batching:", "Default: 128."):
+        assert word in done.out
+
+
+def test_output_that_cannot_be_written_is_one_line(decode: Script):
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    with open("/dev/full", "wb") as full:
+        done = finish(decode.start("--help", stdout=full))
+    assert (done.status, done.complaints) == (2, ["decode.py: [Errno 28] No space left on device"])
