@@ -161,7 +161,9 @@ class Engine:
         start = 0
         for row in np.flatnonzero(planned.prefills_R).tolist():
             first, count = int(planned.starts_R[row]), int(planned.counts_R[row])
-            view["tokens"][start : start + count] = samples[row].request.prompt_token_ids[first : first + count]
+            ids = samples[row].request.prompt_token_ids
+            view["tokens"][start : start + count] = ids[first : first + count]
+            view["nexts"][row] = ids[first + count] if first + count < len(ids) else 0
             start += count
         for j, (slot, sequence) in enumerate(planned.admitted):
             view["admit"][j] = slot

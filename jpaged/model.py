@@ -7,7 +7,7 @@ request, a slot or the allocator, only an `AttentionView` through which its laye
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from flax import struct
 from jaxtyping import Array, Float, Float32, Int32
@@ -79,6 +79,7 @@ class AttentionView(struct.PyTreeNode):
         return token_rows(self.kv_lens_R, self.cu_q_lens_R1, num_tokens)
 
 
+@runtime_checkable
 class Model(Protocol):
     """A decoder: pure functions of its weights."""
 

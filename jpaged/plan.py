@@ -39,6 +39,7 @@ class PlanShape:
             "slots": (self.rows,),
             "counts": (self.rows,),
             "flags": (self.rows,),
+            "nexts": (self.rows,),
             "tokens": (self.tokens,),
             "admit": (self.admissions,),
             "samplers": (self.admissions, self.sampler_width),
@@ -61,6 +62,7 @@ class Plan(struct.PyTreeNode):
       slots_R: The slot of each row; S for padding.
       counts_R: Tokens of each row in this step.
       flags_R: ``PREFILLS``: they are prompt tokens. ``SAMPLES``: a token follows them.
+      nexts_R: The prompt token that follows a row's chunk; 0 where there is none.
       tokens_T: The prompt tokens of the rows that prefill, in their places in the ragged batch.
       admit_J: Slots that start a sequence; S for padding.
       samplers_JW: Their packed sampling settings.
@@ -71,6 +73,7 @@ class Plan(struct.PyTreeNode):
     slots_R: Int32[Array, " R"]
     counts_R: Int32[Array, " R"]
     flags_R: Int32[Array, " R"]
+    nexts_R: Int32[Array, " R"]
     tokens_T: Int32[Array, " T"]
     admit_J: Int32[Array, " J"]
     samplers_JW: Int32[Array, "J W"]

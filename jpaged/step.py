@@ -279,7 +279,7 @@ def _prefix_sums(counts_R: Int32[Array, " R"]) -> Int32[Array, " R1"]:
 def _remember_prompts(
     state: DecodeState, plan: Plan, counts_R: Int32[Array, " R"], cu_q_lens_R1: Int32[Array, " R1"], num_tokens: int
 ) -> DecodeState:
-    """Writes the prompt tokens of rows that prefill into the history.
+    """Writes the prompt tokens of rows that prefill into the history, and the one that follows each chunk.
 
     Such rows come first in a plan and are never done, so their tokens stand where the plan put them.
     """
@@ -288,4 +288,5 @@ def _remember_prompts(
     rows = token_rows(lens_R, cu_q_lens_R1, num_tokens)
     prompts_R = jnp.where(((plan.flags_R & plans.PREFILLS) != 0) & (counts_R > 0), plan.slots_R, num_slots)
     slot_T = prompts_R.at[rows.row_T].get(mode="fill", fill_value=num_slots)
-    return state.replace(history_SP=state.history_SP.at[slot_T, rows.position_T].set(plan.tokens_T, mode="drop"))
+    history_SP = state.history_SP.at[slot_T, rows.position_T].set(plan.tokens_T, mode="drop")
+    return state.replace(history_SP=history_SP.at[prompts_R, lens_R].set(plan.nexts_R, mode="drop"))

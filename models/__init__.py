@@ -6,7 +6,6 @@ directory that scripts/convert.py has made. The first two are converted once int
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import jax
@@ -53,13 +52,6 @@ def _converted(name: str, progress: bool | None) -> Path:
             raise ModelError(f"model={name!r} is neither 'default' nor an existing path; try --model=default")
         if convert.is_converted(source):
             return source
-        target = root / "models" / f"{source.resolve().name}-{_fingerprint(source.resolve())}"
+        target = root / "models" / f"{source.resolve().stem}-{convert.fingerprint(source)[:16]}"
     convert.convert(source, target, progress=progress)
     return target
-
-
-def _fingerprint(source: Path) -> str:
-    """Changes whenever a file of the source does; reads no contents, which may be many gigabytes."""
-    files = sorted(source.iterdir()) if source.is_dir() else [source]
-    facts = [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in files if f.is_file()]
-    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]

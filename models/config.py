@@ -9,7 +9,7 @@ import json
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 from models.rope_config import RopeConfig, rope_from_gguf, rope_from_hf
 from models.sources.fields import Faults, Fields
@@ -90,7 +90,7 @@ class ModelConfig:
         return faults
 
     @classmethod
-    def from_hf(cls, config: Mapping[str, Any]) -> Self:
+    def from_hf(cls, config: Mapping[str, Any]) -> "ModelConfig":
         """From a parsed Hugging Face config.json; defaults are those of its LlamaConfig.
 
         Raises:
@@ -131,7 +131,7 @@ class ModelConfig:
     @classmethod
     def from_gguf(
         cls, metadata: Mapping[str, Any], shapes: Mapping[str, Sequence[int]], rope_divisors: Sequence[float] = ()
-    ) -> Self:
+    ) -> "ModelConfig":
         """From a GGUF file's metadata; what it leaves unsaid is read off the tensors that are there.
 
         Args:
@@ -186,11 +186,11 @@ class ModelConfig:
         return json.dumps({"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}, indent=2)
 
     @classmethod
-    def from_json(cls, text: str) -> Self:
+    def from_json(cls, text: str) -> "ModelConfig":
         """The inverse of `to_json`.
 
         Raises:
-          ModelError: not such an object, or of another version, or with fields missing, unknown or malformed, all named.
+          ModelError: not such an object, of another version, or with fields missing, unknown or malformed, all named.
         """
         try:
             values = json.loads(text)

@@ -50,9 +50,10 @@ def token_logprobs(logits_TV: Float32[Array, "T V"], tokens_T: Int32[Array, " T"
     peak_T = jnp.max(logits_TV, axis=1)
     log_sum_T = peak_T + jnp.log(jnp.sum(jnp.exp(logits_TV - peak_T[:, None]), axis=1))
     ids_TJ, values_TJ = ranks.best_few(logits_TV, width)
+    place = ranks.at(logits_TV, tokens_T)
     return TokenLogprobs(
-        logprob_T=logits_TV[jnp.arange(logits_TV.shape[0]), tokens_T] - log_sum_T,
-        rank_T=ranks.rank_of(logits_TV, tokens_T),
+        logprob_T=place.value_R - log_sum_T,
+        rank_T=1 + jnp.sum(ranks.before(logits_TV, place).astype(jnp.int32), axis=1),
         top_ids_TJ=jnp.where(ids_TJ < size, ids_TJ, NO_TOKEN),
         top_logprobs_TJ=values_TJ - log_sum_T[:, None],
     )

@@ -1,68 +1,66 @@
-"""The order of the vocabulary without sorting it: the best entry, the best few, and where to cut.
+"""The order of the vocabulary without sorting it: the best entry, the best few, and what stands before an entry.
 
 Entries rank by value, greatest first, and equal values by index, lowest first. It knows arrays of values and of integer
-weights, [R, V]; it does not know what they mean.
-
-A sort of a vocabulary costs more than the sampler may. A cut, the place in the ranking where a sum of weights reaches
-a target, needs none: it is found by narrowing a bracket of values, one pass over the row for each guess. The weights
-are integers, so every sum is exact and no order of summation can move a cut.
+weights, [R, V]; it does not know what they mean. A sort of a vocabulary costs more than the sampler may.
 
 Blocks of 128 entries make the searches short: they look for the block first, then inside it.
 """
 
-import jax
+from typing import NamedTuple
+
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float32, Int32
+from jaxtyping import Array, Float32, Int32
 
 BLOCK = 128
 
+# Up to here `kth` finds entry after entry; beyond, its 32 passes over all of them are quicker.
+MOST_STEPS = 256
 
-def best(x_RV: Float32[Array, "R V"]) -> tuple[Int32[Array, " R"], Float32[Array, " R"]]:
-    """The index and value of each row's first entry in rank. A row with a NaN answers with its first NaN."""
+
+class Place(NamedTuple):
+    """An entry of each row, as far as its rank needs it."""
+
+    value_R: Float32[Array, " R"]
+    index_R: Int32[Array, " R"]
+
+
+def best(x_RV: Float32[Array, "R V"]) -> Place:
+    """Each row's first entry in rank. A row with a NaN answers with NaN and some index."""
     blocks_RCB = _blocks(x_RV, -jnp.inf)
-    block_R = jnp.argmax(jnp.max(blocks_RCB, axis=2), axis=1).astype(jnp.int32)
-    values_RB = _pick(blocks_RCB, block_R)
-    index_R = jnp.argmax(values_RB, axis=1).astype(jnp.int32)
-    return block_R * BLOCK + index_R, _pick(values_RB, index_R)
+    peak = _first_greatest(jnp.max(blocks_RCB, axis=2))
+    within = _first_greatest(_pick(blocks_RCB, peak.index_R))
+    return Place(peak.value_R, peak.index_R * BLOCK + within.index_R)
 
 
 def best_few(x_RV: Float32[Array, "R V"], count: int) -> tuple[Int32[Array, "R count"], Float32[Array, "R count"]]:
-    """Indices and values of each row's first `count` entries in rank; V and -inf where it has no more above -inf.
-
-    One pass finds the maximum of each block; then `count` small steps each take the best block's best entry.
-    """
-    rows, size = x_RV.shape
+    """Indices and values of each row's first `count` entries in rank; V and -inf where it has no more above -inf."""
     blocks_RCB = _blocks(x_RV, -jnp.inf)
-    within_1B = lax.broadcasted_iota(jnp.int32, (1, BLOCK), 1)
 
-    def take(peaks_RC: Array, last: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array]]:
-        index_R, value_R = last
-        block_R = jnp.argmax(peaks_RC, axis=1).astype(jnp.int32)
-        values_RB = _pick(blocks_RCB, block_R)
-        indices_RB = block_R[:, None] * BLOCK + within_1B
-        after_RB = _ranks_after(values_RB, indices_RB, value_R[:, None], index_R[:, None])
-        offset_R, value_R = best(jnp.where(after_RB, values_RB, -jnp.inf))
-        index_R = block_R * BLOCK + offset_R
-        after_RB = _ranks_after(values_RB, indices_RB, value_R[:, None], index_R[:, None])
-        peak_R = jnp.max(jnp.where(after_RB, values_RB, -jnp.inf), axis=1)
-        return peaks_RC.at[jnp.arange(rows), block_R].set(peak_R), (index_R, value_R)
+    def step(carry: tuple[Array, Place], _: None) -> tuple[tuple[Array, Place], tuple[Array, Array]]:
+        peaks_RC, place = _next(blocks_RCB, *carry)
+        found = place.value_R > -jnp.inf
+        return (peaks_RC, place), (jnp.where(found, place.index_R, x_RV.shape[1]), place.value_R)
 
-    def step(carry: tuple, _: None) -> tuple[tuple, tuple[Array, Array]]:
-        peaks_RC, taken = take(*carry)
-        found = taken[1] > -jnp.inf
-        return (peaks_RC, taken), (jnp.where(found, taken[0], size), taken[1])
-
-    before_all = (jnp.full(rows, -1, jnp.int32), jnp.full(rows, jnp.inf, jnp.float32))
-    _, (index_JR, value_JR) = lax.scan(step, (jnp.max(blocks_RCB, axis=2), before_all), length=count)
+    _, (index_JR, value_JR) = lax.scan(step, _start(blocks_RCB), length=count)
     return index_JR.T, value_JR.T
 
 
-def rank_of(x_RV: Float32[Array, "R V"], index_R: Int32[Array, " R"]) -> Int32[Array, " R"]:
-    """The rank of one entry in each row, counted from 1."""
-    value_R = _pick(x_RV, index_R)
-    ahead_RV = ~_ranks_after(x_RV, _indices(x_RV), value_R[:, None], index_R[:, None])
-    return jnp.sum(ahead_RV.astype(jnp.int32), axis=1)
+def kth(x_RV: Float32[Array, "R V"], k_R: Int32[Array, " R"]) -> Place:
+    """Each row's k-th entry in rank, for k from 1 to the number of its entries above -inf."""
+    return lax.cond(jnp.max(k_R) <= MOST_STEPS, _kth_by_steps, _kth_by_halving, x_RV, k_R)
+
+
+def weight_before(x_RV: Float32[Array, "R V"], weights_RV: Int32[Array, "R V"], place: Place) -> Int32[Array, " R"]:
+    """The sum of the weights of the entries that rank before a place."""
+    return jnp.sum(jnp.where(before(x_RV, place), weights_RV, 0), axis=1)
+
+
+def before(x_RV: Float32[Array, "R V"], place: Place) -> Array:
+    """Marks the entries of each row that rank before a place."""
+    index_1V = lax.broadcasted_iota(jnp.int32, (1, x_RV.shape[1]), 1)
+    value_R1, place_R1 = place.value_R[:, None], place.index_R[:, None]
+    return (x_RV > value_R1) | ((x_RV == value_R1) & (index_1V < place_R1))
 
 
 def first_reaching(weights_RV: Int32[Array, "R V"], need_R: Int32[Array, " R"]) -> Int32[Array, " R"]:
@@ -80,106 +78,86 @@ def first_reaching(weights_RV: Int32[Array, "R V"], need_R: Int32[Array, " R"]) 
     return jnp.minimum(block_R * BLOCK + within_R, weights_RV.shape[1] - 1)
 
 
-def keep_first(
-    x_RV: Float32[Array, "R V"],
-    weights_RV: Int32[Array, "R V"],
-    target_R: Int32[Array, " R"],
-    wanted_R: Bool[Array, " R"],
-) -> Bool[Array, "R V"]:
-    """Marks the entries of each row before which, in rank, less than `target` of weight stands.
-
-    Args:
-      x_RV: The values that entries rank by; no NaN in a row that is wanted.
-      weights_RV: The weight of each, at least 0, with a sum that fits an int32.
-      target_R: From 1 to the row's sum.
-      wanted_R: Rows to cut; the others are marked throughout.
-
-    Returns:
-      The marks. An entry of weight 0 may be marked or not.
-    """
-    value_R, above_R = jax.vmap(_boundary)(x_RV, weights_RV, target_R, wanted_R)
-    # Of the entries that share the boundary value, the first few by index make up what is missing above it.
-    ties_RV = x_RV == value_R[:, None]
-    last_R = first_reaching(jnp.where(ties_RV, weights_RV, 0), target_R - above_R)
-    return ~_ranks_after(x_RV, _indices(x_RV), value_R[:, None], last_R[:, None]) | ~wanted_R[:, None]
+def at(x_RV: Float32[Array, "R V"], index_R: Int32[Array, " R"]) -> Place:
+    """The place of the entry with an index."""
+    return Place(_pick(x_RV, index_R), index_R)
 
 
-def _boundary(
-    x_V: Float32[Array, " V"], weights_V: Int32[Array, " V"], target: Int32[Array, ""], wanted: Bool[Array, ""]
-) -> tuple[Float32[Array, ""], Int32[Array, ""]]:
-    """The value of the last kept entry, and the weight that stands strictly above that value.
+def _kth_by_steps(x_RV: Float32[Array, "R V"], k_R: Int32[Array, " R"]) -> Place:
+    blocks_RCB = _blocks(x_RV, -jnp.inf)
 
-    With A(v) the weight of the entries above v, the boundary is the least value of an entry with A(v) < target. The
-    bracket holds ``A(high) < target <= A(low)``. Guesses move its ends; then the ends snap to entries: `high` down to
-    an entry, and `least` to the first entry above `low`. When these two meet, the boundary is found.
+    def step(i: Array, carry: tuple[Array, Place]) -> tuple[Array, Place]:
+        peaks_RC, place = _next(blocks_RCB, *carry)
+        return peaks_RC, _where(i < k_R, place, carry[1])
 
-    Guesses by interpolation and by halving the values suit logits, which are spread out evenly near the boundary;
-    halving the floats' bit patterns bounds the number of guesses, whatever the values are.
+    return lax.fori_loop(0, jnp.max(k_R), step, _start(blocks_RCB))[1]
+
+
+def _kth_by_halving(x_RV: Float32[Array, "R V"], k_R: Int32[Array, " R"]) -> Place:
+    """Halves the interval of floats, by their bit patterns in order, until it holds the k-th value alone.
+
+    With A(v) the number of entries above v, ``A(high) < k <= A(low)`` throughout.
     """
 
-    def guess(bracket: _Bracket, value: Array) -> _Bracket:
-        low, least, high, below, above = bracket
-        # Whatever rounding makes of a guess, least <= guess < high, so that each one makes progress.
-        value = jnp.where(value < high, jnp.maximum(value, least), least)
-        weight = jnp.sum(jnp.where(x_V > value, weights_V, 0))
-        lower = weight < target
-        return (
-            jnp.where(lower, low, value),
-            jnp.where(lower, least, jnp.maximum(least, value)),
-            jnp.where(lower, value, high),
-            jnp.where(lower, below, weight),
-            jnp.where(lower, weight, above),
-        )
+    def halve(_: Array, interval: tuple[Array, Array]) -> tuple[Array, Array]:
+        low_R, high_R = interval
+        middle_R = (low_R & high_R) + ((low_R ^ high_R) >> 1)  # the mean, rounded down, without overflow
+        value_R1 = lax.bitcast_convert_type(_flip(middle_R), jnp.float32)[:, None]
+        few_R = jnp.sum((x_RV > value_R1).astype(jnp.int32), axis=1) < k_R
+        return jnp.where(few_R, low_R, middle_R), jnp.where(few_R, middle_R, high_R)
 
-    def narrow(bracket: _Bracket) -> _Bracket:
-        bracket = guess(bracket, _interpolated(bracket, target))
-        bracket = guess(bracket, _halfway(bracket))
-        bracket = guess(bracket, _halfway(bracket))
-        low, _, high, below, above = guess(bracket, _halfway_in_bits(bracket))
-        least = jnp.min(jnp.where(x_V > low, x_V, jnp.inf))
-        high = jnp.max(jnp.where(x_V > high, -jnp.inf, x_V))
-        return low, least, high, below, above
-
-    high = jnp.max(x_V)
-    least = jnp.where(wanted, jnp.min(jnp.where(weights_V > 0, x_V, jnp.inf)), high)
-    start = (jnp.float32(-jnp.inf), least, high, jnp.sum(weights_V), jnp.int32(0))
-    _, _, value, _, above = lax.while_loop(lambda bracket: bracket[1] < bracket[2], narrow, start)
-    return value, above
-
-
-_Bracket = tuple[Array, Array, Array, Array, Array]  # low, least, high, A(low), A(high)
-
-
-def _interpolated(bracket: _Bracket, target: Array) -> Array:
-    _, least, high, below, above = bracket
-    share = (target - above).astype(jnp.float32) / (below - above).astype(jnp.float32)
-    return high - (high - least) * jnp.clip(share, 0.02, 0.98)
-
-
-def _halfway(bracket: _Bracket) -> Array:
-    return 0.5 * bracket[1] + 0.5 * bracket[2]
-
-
-def _halfway_in_bits(bracket: _Bracket) -> Array:
-    low, high = _ordered_bits(bracket[1]), _ordered_bits(bracket[2])
-    return lax.bitcast_convert_type(_flip((low & high) + ((low ^ high) >> 1)), jnp.float32)  # a mean without overflow
-
-
-def _ordered_bits(x: Array) -> Array:
-    """Integers in the order of the floats whose bits they are made of."""
-    return _flip(lax.bitcast_convert_type(x, jnp.int32))
+    low_R, high_R = (_flip(lax.bitcast_convert_type(jnp.full(k_R.shape, v), jnp.int32)) for v in (-jnp.inf, jnp.inf))
+    _, high_R = lax.fori_loop(0, 32, halve, (low_R, high_R))
+    value_R = lax.bitcast_convert_type(_flip(high_R), jnp.float32)
+    # Of the entries with that value, the first few by index make up what is missing above it.
+    above_R = jnp.sum((x_RV > value_R[:, None]).astype(jnp.int32), axis=1)
+    index_R = first_reaching((x_RV == value_R[:, None]).astype(jnp.int32), k_R - above_R)
+    return Place(value_R, index_R)
 
 
 def _flip(bits: Array) -> Array:
+    """Between the bits of a float and an integer that orders as the floats do; its own inverse."""
     return bits ^ ((bits >> 31) & jnp.int32(0x7FFFFFFF))
 
 
-def _ranks_after(x: Array, index: Array, than_x: Array, than_index: Array) -> Array:
-    return (x < than_x) | ((x == than_x) & (index > than_index))
+def _start(blocks_RCB: Array) -> tuple[Array, Place]:
+    """Where `_next` starts: the greatest value of each block, and a place before all entries."""
+    rows = blocks_RCB.shape[0]
+    nowhere = Place(jnp.full(rows, jnp.inf, jnp.float32), jnp.full(rows, -1, jnp.int32))
+    return jnp.max(blocks_RCB, axis=2), nowhere
 
 
-def _indices(x_RV: Array) -> Array:
-    return lax.broadcasted_iota(jnp.int32, (1, x_RV.shape[1]), 1)
+def _next(blocks_RCB: Array, peaks_RC: Array, last: Place) -> tuple[Array, Place]:
+    """The entry that follows `last` in rank, given the greatest value of each block among those that follow it.
+
+    A step costs one look at the peaks and one at a block, whatever V is.
+    """
+    peak = _first_greatest(peaks_RC)
+    block_R = peak.index_R
+    values_RB = _pick(blocks_RCB, block_R)
+    indices_RB = block_R[:, None] * BLOCK + lax.broadcasted_iota(jnp.int32, (1, BLOCK), 1)
+
+    def following(place: Place) -> Array:
+        value_R1, index_R1 = place.value_R[:, None], place.index_R[:, None]
+        after_RB = (values_RB < value_R1) | ((values_RB == value_R1) & (indices_RB > index_R1))
+        return jnp.where(after_RB, values_RB, -jnp.inf)
+
+    place = Place(peak.value_R, block_R * BLOCK + _first_greatest(following(last)).index_R)
+    rest_R = jnp.max(following(place), axis=1)
+    taken_from_RC = lax.broadcasted_iota(jnp.int32, peaks_RC.shape, 1) == block_R[:, None]
+    return jnp.where(taken_from_RC, rest_R[:, None], peaks_RC), place
+
+
+def _first_greatest(x_RN: Array) -> Place:
+    """As `best`, in one look: for short rows."""
+    value_R = jnp.max(x_RN, axis=1)
+    index_RN = lax.broadcasted_iota(jnp.int32, x_RN.shape, 1)
+    index_R = jnp.min(jnp.where(x_RN == value_R[:, None], index_RN, x_RN.shape[1] - 1), axis=1)  # NaN equals nothing
+    return Place(value_R, index_R)
+
+
+def _where(mask_R: Array, yes: Place, no: Place) -> Place:
+    return Place(jnp.where(mask_R, yes.value_R, no.value_R), jnp.where(mask_R, yes.index_R, no.index_R))
 
 
 def _blocks(x_RV: Array, fill: float) -> Array:

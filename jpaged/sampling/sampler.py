@@ -3,6 +3,8 @@
 It puts the other files of this package together, and skips what no row of the step wants.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -56,7 +58,8 @@ def sample(
     """Samples the token at position ``lengths_R[r]`` of each row.
 
     A row's token depends on its own logits, settings, history and length, and on nothing else of the batch. Its random
-    number comes from the key ``fold_in(fold_in(key(seed), stream), position)``.
+    bits come from the key ``fold_in(fold_in(key(seed), stream), position)``, with the number of the round (see
+    `weights.draw`) folded in last.
 
     Args:
       logits_RV: The model's logits for that position.
@@ -66,15 +69,16 @@ def sample(
       vocab_limit: Ids from here on are never sampled; static.
     """
     x_RV = adjust(logits_RV, rows, history_RP, lengths_R, vocab_limit)
-    best_R, peak_R = ranks.best(x_RV)
+    peak_R, best_R = ranks.best(x_RV)
     bad_R = ~jnp.isfinite(peak_R)
     random_R = (rows.temperature_R >= GREEDY_BELOW) & ~bad_R
 
     def draw() -> Array:
         temperature_R = jnp.where(random_R, rows.temperature_R, 1)
         weights_RV = weights.weigh(x_RV, peak_R, temperature_R, rows.min_p_R)
-        weights_RV = weights.cut(weights_RV, x_RV, rows, random_R)
-        return weights.draw(weights_RV, _random_bits(rows, lengths_R))
+        weights_RV = weights.keep_top_k(weights_RV, x_RV, rows.top_k_R, random_R)
+        target_R = weights.top_p_target(weights_RV, rows.top_p_R)
+        return weights.draw(weights_RV, x_RV, target_R, random_R, _random_bits(rows, lengths_R))
 
     drawn_R = lax.cond(jnp.any(random_R), draw, lambda: best_R)
     token_R = jnp.where(bad_R, 0, jnp.where(random_R, drawn_R, best_R))
@@ -88,15 +92,23 @@ def sample(
 
 
 def is_over(sampled: Sampled, rows: SamplerRows, lengths_R: Int32[Array, " R"]) -> Bool[Array, " R"]:
-    """Whether the token sampled for position ``lengths_R[r]`` ends its sequence: by a stop id, the limit or a bad row."""
+    """Whether the token sampled for position ``lengths_R[r]`` ends its sequence: a stop id, the limit, a bad row."""
     length_R = lengths_R + 1
     stops_R = jnp.any(sampled.token_R[:, None] == rows.stop_ids_RE, axis=1) & (length_R >= rows.min_len_R)
     return stops_R | (length_R >= rows.limit_R) | sampled.bad_R
 
 
-def _random_bits(rows: SamplerRows, position_R: Int32[Array, " R"]) -> UInt32[Array, " R"]:
-    def bits(seed_2: Array, stream: Array, position: Array) -> Array:
-        key = jax.random.wrap_key_data(seed_2, impl="threefry2x32")
-        return jax.random.bits(jax.random.fold_in(jax.random.fold_in(key, stream), position), (), jnp.uint32)
+def _random_bits(rows: SamplerRows, position_R: Int32[Array, " R"]) -> Callable[[Array], UInt32[Array, " R"]]:
+    """Random bits for each row by the number of a round; see `weights.draw`."""
 
-    return jax.vmap(bits)(rows.seed_R2, rows.stream_R, position_R)
+    def key_data(seed_2: Array, stream: Array, position: Array) -> Array:
+        key = jax.random.wrap_key_data(seed_2, impl="threefry2x32")
+        return jax.random.key_data(jax.random.fold_in(jax.random.fold_in(key, stream), position))
+
+    keys_R2 = jax.vmap(key_data)(rows.seed_R2, rows.stream_R, position_R)
+
+    def bits(key_2: Array, round_: Array) -> Array:
+        key = jax.random.wrap_key_data(key_2, impl="threefry2x32")
+        return jax.random.bits(jax.random.fold_in(key, round_), (), jnp.uint32)
+
+    return lambda round_: jax.vmap(bits, in_axes=(0, None))(keys_R2, round_)

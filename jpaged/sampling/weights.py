@@ -1,23 +1,26 @@
-"""The distribution to draw from: softmax at a temperature, cut by min-p, top-k and top-p, as integer weights.
+"""The distribution to draw from, and the draw: softmax at a temperature, cut by min-p, top-k and top-p.
 
-It knows logits and cuts. It does not know penalties (they have changed the logits before), nor random numbers' keys.
+It knows logits and cuts. It does not know penalties (they have changed the logits before), nor seeds.
 
 Probabilities are integers that add up to about 2**30: sums are exact, so that the mass of a set of tokens does not
 depend on the order of summation, on the rows beside it or on how many devices share the work, and a draw can not land
-beside a token. A token with a probability under 2**-31 gets weight 0 and is never drawn.
+beside a token. A token with a probability under 2**-31 has weight 0 and is never drawn.
 
 The cuts follow vLLM's order (vllm/v1/sample/sampler.py): min-p, then top-k, then top-p of what top-k left. They differ
-from it in one thing: they cut by rank (see `ranks`), so that top_k=5 keeps five tokens whatever is tied.
+from it in one thing: they cut by rank (see `ranks`), so that top_k=5 keeps five tokens whatever is tied. Tokens rank by
+their logits, from which the temperature takes nothing: those whose probabilities it made equal are not ties.
 """
+
+from collections.abc import Callable
 
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float32, Int32, UInt32
 
 from jpaged.sampling import ranks
-from jpaged.sampling.rows import SamplerRows
+from jpaged.sampling.ranks import Place
 
-LOG2_SUM = 30  # a sum is less than 2**30 and what rounding adds, half a unit for each entry: it fits an int32
+LOG2_SUM = 30  # a sum is less than 2**30 and what rounding adds, half a unit for each token: it fits an int32
 
 # How much rounding may move a probability or a sum of them. A cut that stands exactly at its limit, such as top_p=0.3
 # over ten equal tokens, must fall on the same side for every way to round 0.3 and 1/10.
@@ -36,59 +39,88 @@ def weigh(
     """
     relative_RV = jnp.exp((x_RV - peak_R[:, None]) / temperature_R[:, None])
     total_R = jnp.maximum(jnp.sum(relative_RV, axis=1), 1)  # at least the best token's own 1
-    # total is in [2**e, 2**(e+1)): scale by the power of two that brings it just under 2**LOG2_SUM. Multiplying by a
-    # power of two is exact, and the last bits of `total` do not matter.
-    exponent_R = lax.bitcast_convert_type(total_R, jnp.int32) >> 23
-    scale_R = lax.bitcast_convert_type((127 + LOG2_SUM - 1 + 127 - exponent_R) << 23, jnp.float32)
+    # Scale by the power of two that brings the total just under 2**LOG2_SUM: that multiplication is exact, and the last
+    # bits of the total do not matter. In a float's bits, 1 has exponent 127.
+    exponent_R = (lax.bitcast_convert_type(total_R, jnp.int32) >> 23) - 127
+    scale_R = lax.bitcast_convert_type((127 + LOG2_SUM - 1 - exponent_R) << 23, jnp.float32)
     weights_RV = (relative_RV * scale_R[:, None] + 0.5).astype(jnp.int32)
     return jnp.where(relative_RV >= min_p_R[:, None] * (1 - SLACK), weights_RV, 0)
 
 
-def cut(
-    weights_RV: Int32[Array, "R V"], x_RV: Float32[Array, "R V"], rows: SamplerRows, active_R: Bool[Array, " R"]
+def keep_top_k(
+    weights_RV: Int32[Array, "R V"],
+    x_RV: Float32[Array, "R V"],
+    top_k_R: Int32[Array, " R"],
+    active_R: Bool[Array, " R"],
 ) -> Int32[Array, "R V"]:
-    """The weights with 0 for the tokens that top-k and top-p leave out.
+    """The weights, with 0 for all but the first k in rank; k = 0, and a row that is not active, keeps all."""
+    wanted_R = active_R & (top_k_R > 0) & (top_k_R < x_RV.shape[1])
 
-    Tokens rank by `x_RV`, their logits, from which the temperature takes nothing: tokens whose probabilities it made
-    equal are not ties. With weight before(i) of the tokens that rank before i, among those that top-k left,
+    def cut(weights_RV: Array) -> Array:
+        # A token of weight 0 may count among the k or not: it is never drawn. All that weigh anything is enough.
+        heavy_R = jnp.sum((weights_RV > 0).astype(jnp.int32), axis=1)
+        last = ranks.kth(x_RV, jnp.where(wanted_R, jnp.minimum(top_k_R, heavy_R), 1))
+        after_last = Place(last.value_R, last.index_R + 1)
+        return jnp.where(ranks.before(x_RV, after_last) | ~wanted_R[:, None], weights_RV, 0)
 
-    * top-k keeps i if it ranks among the first k;
-    * top-p keeps i if ``before(i) < (top_p - SLACK) * total``, and always the first.
-
-    A cut runs only if one of the `active_R` rows asks for it.
-    """
-    by_k_R = active_R & (rows.top_k_R > 0) & (rows.top_k_R < x_RV.shape[1])
-    by_p_R = active_R & (rows.top_p_R < 1)
-
-    def top_k(weights_RV: Array) -> Array:
-        counts_RV = (weights_RV > 0).astype(jnp.int32)
-        target_R = jnp.minimum(rows.top_k_R, jnp.sum(counts_RV, axis=1))
-        return jnp.where(ranks.keep_first(x_RV, counts_RV, target_R, by_k_R), weights_RV, 0)
-
-    def top_p(weights_RV: Array) -> Array:
-        total_R = jnp.sum(weights_RV, axis=1)
-        target_R = jnp.ceil(total_R.astype(jnp.float32) * (rows.top_p_R - SLACK)).astype(jnp.int32)
-        target_R = jnp.clip(target_R, 1, total_R)
-        return jnp.where(ranks.keep_first(x_RV, weights_RV, target_R, by_p_R), weights_RV, 0)
-
-    weights_RV = lax.cond(jnp.any(by_k_R), top_k, lambda same: same, weights_RV)
-    return lax.cond(jnp.any(by_p_R), top_p, lambda same: same, weights_RV)
+    return lax.cond(jnp.any(wanted_R), cut, lambda same: same, weights_RV)
 
 
-def draw(weights_RV: Int32[Array, "R V"], bits_R: UInt32[Array, " R"]) -> Int32[Array, " R"]:
-    """One token a row, in proportion to its weight: the inverse of the cumulative sum at bits / 2**32.
+def top_p_target(weights_RV: Int32[Array, "R V"], top_p_R: Float32[Array, " R"]) -> Int32[Array, " R"]:
+    """How much weight may stand before a token that top-p keeps: less than this.
 
-    Never a token of weight 0, unless all of a row's are.
+    It is ``(top_p - SLACK) * total``, but at least 1, so that the first token stays, and all there is for top_p = 1.
     """
     total_R = jnp.sum(weights_RV, axis=1)
-    return ranks.first_reaching(weights_RV, _scaled(bits_R, total_R) + 1)
+    target_R = jnp.ceil(total_R.astype(jnp.float32) * (top_p_R - SLACK)).astype(jnp.int32)
+    return jnp.where(top_p_R < 1, jnp.clip(target_R, 1, total_R), total_R)
 
 
-def _scaled(bits: UInt32[Array, " R"], total: Int32[Array, " R"]) -> Int32[Array, " R"]:
+def draw(
+    weights_RV: Int32[Array, "R V"],
+    x_RV: Float32[Array, "R V"],
+    target_R: Int32[Array, " R"],
+    active_R: Bool[Array, " R"],
+    bits_of: Callable[[Array], UInt32[Array, " R"]],
+) -> Int32[Array, " R"]:
+    """One token a row, in proportion to its weight, among those before which less than the target stands in rank.
+
+    Draws from all tokens until one is among them. A token that is not is also a bound: all that rank behind it are out,
+    so the next draw is from those that rank before it. That leaves the distribution as it would be, needs no threshold
+    to be searched for, and takes two passes a round. A first draw is accepted with a probability of at least top_p;
+    later rounds halve what can be rejected, on average.
+    (The idea of a shrinking support is FlashInfer's, https://flashinfer.ai/2025/03/10/sampling.html.)
+
+    Args:
+      weights_RV: At least 0; an active row has a token that weighs something.
+      x_RV: What tokens rank by.
+      target_R: From 1 to the row's total.
+      active_R: The other rows are answered with anything.
+      bits_of: Random bits for each row, given the number of the round.
+    """
+
+    def again(carry: tuple[Array, Array, Array, Place, Array]) -> Array:
+        return jnp.any(~carry[1])
+
+    def attempt(carry: tuple[Array, Array, Array, Place, Array]) -> tuple[Array, Array, Array, Place, Array]:
+        round_, done_R, token_R, bound, mass_R = carry
+        inside_RV = jnp.where(ranks.before(x_RV, bound), weights_RV, 0)
+        drawn_R = ranks.first_reaching(inside_RV, scaled(bits_of(round_), mass_R) + 1)
+        token_R = jnp.where(done_R, token_R, drawn_R)
+        bound = ranks.at(x_RV, token_R)
+        mass_R = ranks.weight_before(x_RV, weights_RV, bound)
+        return round_ + 1, done_R | (mass_R < target_R), token_R, bound, mass_R
+
+    everything = Place(jnp.full_like(x_RV[:, 0], -jnp.inf), jnp.full_like(target_R, x_RV.shape[1]))
+    start = (jnp.int32(0), ~active_R, jnp.zeros_like(target_R), everything, jnp.sum(weights_RV, axis=1))
+    return lax.while_loop(again, attempt, start)[2]
+
+
+def scaled(bits_R: UInt32[Array, " R"], total_R: Int32[Array, " R"]) -> Int32[Array, " R"]:
     """``bits * total >> 32``, which is in [0, total), by halves of words: the product has no type of its own."""
-    high, low = bits >> 16, bits & jnp.uint32(0xFFFF)
-    factor = total.astype(jnp.uint32)
-    factor_high, factor_low = factor >> 16, factor & jnp.uint32(0xFFFF)
-    middle = high * factor_low + (low * factor_low >> 16)
-    carry = low * factor_high + (middle & jnp.uint32(0xFFFF))
-    return (high * factor_high + (middle >> 16) + (carry >> 16)).astype(jnp.int32)
+    high_R, low_R = bits_R >> 16, bits_R & jnp.uint32(0xFFFF)
+    total_R = total_R.astype(jnp.uint32)
+    total_high_R, total_low_R = total_R >> 16, total_R & jnp.uint32(0xFFFF)
+    middle_R = high_R * total_low_R + (low_R * total_low_R >> 16)
+    carry_R = low_R * total_high_R + (middle_R & jnp.uint32(0xFFFF))
+    return (high_R * total_high_R + (middle_R >> 16) + (carry_R >> 16)).astype(jnp.int32)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import ml_dtypes
 import numpy as np
@@ -28,6 +28,7 @@ class TensorInfo(NamedTuple):
     dtype: np.dtype | None
 
 
+@runtime_checkable
 class Source(Protocol):
     """A checkpoint that is open for reading.
 

@@ -9,6 +9,7 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (versions 2 an
 import math
 import mmap
 import struct
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,7 +51,7 @@ class GGUFFile:
         self.path = path
         self.metadata, self._entries = _read_header(path)
         self._data = np.memmap(path, np.uint8, mode="r")
-        self.tensors = {
+        self.tensors: Mapping[str, TensorInfo] = {
             name: TensorInfo(entry.shape, entry.type.name, _dtype(entry.type)) for name, entry in self._entries.items()
         }
         divisors = self.tensors.get(_ROPE_DIVISORS)

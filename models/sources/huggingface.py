@@ -41,7 +41,7 @@ class HuggingFaceDirectory:
         self.config = ModelConfig.from_hf(values)
         self._shards, promised = _shards(path)
         self._home: dict[str, Any] = {}  # tensor name → the open shard that holds it
-        self.tensors = self._scan()
+        self.tensors: Mapping[str, TensorInfo] = self._scan()
         lost = sorted(name for name in promised if name not in self.tensors)
         if lost:
             raise ModelError(

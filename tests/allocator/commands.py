@@ -1,4 +1,4 @@
-"""Makes up commands for a `World`: mostly sensible, now and then faulty in one place.
+"""Makes up commands for a `World`: sensible ones, and some with exactly one fault, which alone must be the refusal's cause.
 
 Each takes a random number generator, which may be hypothesis in disguise, and returns the arguments of the `World`
 method of the same name as plain ints and lists, so that a failing program can be read.
@@ -9,90 +9,107 @@ from random import Random
 
 from tests.allocator.world import ATTACHES, DROPS, FORKS, KEEPS, World
 
-NAMES = ("append", "grow", "copy_on_write", "fork", "attach", "truncate", "free", "keep", "drop", "apply")
+# Growth more often than the rest, so that memory gets full.
+SINGLE = (*("append", "grow") * 2, "copy_on_write", "fork", "attach", "truncate", "free", "keep", "drop")
+PLANS = ("apply",) * 3
+ALL = SINGLE + PLANS
 
 
-def rarely(rng: Random) -> bool:
-    return rng.randrange(12) == 0
+def make(name: str, rng: Random, world: World) -> dict:
+    """Returns arguments for the command of this name; one in four has a fault, if the command can have one."""
+    return globals()[name](rng, world, rng.randrange(4) == 0)
 
 
-def append(rng: Random, world: World) -> dict:
+def run_program(rng: Random, world: World, steps: int, names: Sequence[str] = ALL) -> None:
+    for _ in range(steps):
+        name = rng.choice(names)
+        getattr(world, name)(**make(name, rng, world))
+
+
+def append(rng: Random, world: World, fault: bool) -> dict:
     geometry = world.geometry
     most = rng.choice([1, geometry.block_size, geometry.max_new])
-    new = [rng.choice([0, rng.randint(1, most)]) for _ in range(geometry.num_slots)]
-    if rarely(rng):
-        new[rng.randrange(len(new))] = rng.choice([-1, geometry.max_new + 1, 2**31 - 1])
+    room = [geometry.num_columns * geometry.block_size - len(text) for text in world.model.texts]
+    new = [min(r, rng.choice([0, rng.randint(1, most)])) for r in room]
+    if fault:
+        slot = rng.randrange(len(new))
+        new[slot] = rng.choice([-1, geometry.max_new + 1, 2**31 - 1, room[slot] + 1])
     return {"new": new}
 
 
-def grow(rng: Random, world: World) -> dict:
-    return append(rng, world)
+grow = append
 
 
-def copy_on_write(rng: Random, world: World) -> dict:
+def copy_on_write(rng: Random, world: World, _fault: bool) -> dict:
     return {"writes": [rng.choice([False, True]) for _ in range(world.geometry.num_slots)]}
 
 
-def fork(rng: Random, world: World) -> dict:
+def fork(rng: Random, world: World, fault: bool) -> dict:
     num_slots = world.geometry.num_slots
-    src = [rng.randrange(num_slots) for _ in range(FORKS)]
+    sources = [slot for slot, text in enumerate(world.model.texts) if text] or [0]
+    src = [rng.choice(sources) for _ in range(FORKS)]
     dst = _destinations(rng, world, FORKS)
-    if rarely(rng):
-        src[rng.randrange(FORKS)] = rng.choice([-1, num_slots, num_slots + 1])
+    if fault and rng.choice([False, True]):
+        src[rng.randrange(FORKS)] = rng.choice([-1, num_slots])
+    elif fault:
+        dst = _faulty(rng, world, dst)
     return {"src": src, "dst": dst}
 
 
-def attach(rng: Random, world: World, also_cached: Sequence[int] = ()) -> dict:
+def attach(rng: Random, world: World, fault: bool, also_cached: Sequence[int] = ()) -> dict:
     null, _, num_columns, size = world.geometry
     cached = [*world.cached_ids, *also_cached]
+    used = [rng.randint(1, num_columns) if cached else 0 for _ in range(ATTACHES)]
+    ids = [[rng.choice(cached) for _ in range(n)] + [null] * (num_columns - n) for n in used]
+    lengths = [n * size for n in used]
     dst = _destinations(rng, world, ATTACHES)
-    ids, lengths = [], []
-    for _ in range(ATTACHES):
-        used = rng.randint(0, num_columns) if cached else 0
-        ids.append([rng.choice(cached) for _ in range(used)] + [null] * (num_columns - used))
-        lengths.append(used * size)
-    row = rng.randrange(ATTACHES)
-    if rarely(rng):
-        lengths[row] += rng.choice([-size, -1, 1, size])
-    if rarely(rng):
-        ids[row][rng.randrange(num_columns)] = rng.choice([null, *world.dead_ids()])
+    if fault and rng.choice([False, True]):
+        dst = _faulty(rng, world, dst)
+    elif fault:
+        seated = [j for j, d in enumerate(dst) if d < world.geometry.num_slots] or [0]
+        row = rng.choice(seated)
+        if rng.choice([False, True]):
+            lengths[row] += rng.choice([-size, -1, 1, size])
+        else:
+            ids[row][rng.randrange(max(1, used[row]))] = rng.choice([null, *_dead_ids(world)])
     return {"dst": dst, "ids": ids, "lengths": lengths}
 
 
-def truncate(rng: Random, world: World) -> dict:
-    lengths = [rng.choice([len(text), rng.randint(0, len(text))]) for text in world.model.texts]
-    if rarely(rng):
+def truncate(rng: Random, world: World, fault: bool) -> dict:
+    size = world.geometry.block_size
+    lengths = [rng.choice([len(text), rng.randint(max(0, len(text) - size), len(text))]) for text in world.model.texts]
+    if fault:
         slot = rng.randrange(len(lengths))
         lengths[slot] = rng.choice([-1, len(world.model.texts[slot]) + 1])
     return {"lengths": lengths}
 
 
-def free(rng: Random, world: World) -> dict:
-    return {"done": [rng.randrange(3) == 0 for _ in range(world.geometry.num_slots)]}
+def free(rng: Random, world: World, _fault: bool) -> dict:
+    return {"done": [rng.randrange(4) == 0 for _ in range(world.geometry.num_slots)]}
 
 
-def keep(rng: Random, world: World) -> dict:
+def keep(rng: Random, world: World, fault: bool) -> dict:
     null = world.geometry.num_blocks
     ids = [rng.choice([null, *world.full_blocks(), *world.cached_ids]) for _ in range(KEEPS)]
-    if rarely(rng):
-        ids[rng.randrange(KEEPS)] = rng.choice(world.dead_ids())
+    if fault:
+        ids[rng.randrange(KEEPS)] = rng.choice(_dead_ids(world))
     return {"ids": ids}
 
 
-def drop(rng: Random, world: World) -> dict:
+def drop(rng: Random, world: World, fault: bool) -> dict:
     null = world.geometry.num_blocks
     ids = rng.sample([null] * DROPS + world.cached_ids, DROPS)
-    if rarely(rng):
-        ids[rng.randrange(DROPS)] = rng.choice(world.dead_ids())
     # More references than there are, even if the same plan keeps the block. Fewer would be somebody else's, which the
     # pool cannot tell apart: not to drop them is the host's part.
     overdrawn = [block for block, name in world.name_of.items() if world.model.holders(name) + KEEPS < DROPS]
-    if overdrawn and rarely(rng):
+    if fault and overdrawn and rng.choice([False, True]):
         ids = [rng.choice(overdrawn)] * DROPS
+    elif fault:
+        ids[rng.randrange(DROPS)] = rng.choice(_dead_ids(world))
     return {"ids": ids}
 
 
-def apply(rng: Random, world: World) -> dict:
+def apply(rng: Random, world: World, fault: bool) -> dict:
     """Some of the others, and padding for the rest."""
     null, num_slots, num_columns, _ = world.geometry
     plan = {
@@ -103,36 +120,43 @@ def apply(rng: Random, world: World) -> dict:
         "fork": {"src": [num_slots] * FORKS, "dst": [num_slots] * FORKS},
         "new": [0] * num_slots,
     }
-    if rng.choice([False, True]):
-        plan["keep"] = keep(rng, world)["ids"]
-    if rng.choice([False, True]):
-        plan["free"] = free(rng, world)["done"]
-    if rng.choice([False, True]):
-        plan["drop"] = drop(rng, world)["ids"]
-    if rng.choice([False, True]):
-        plan["attach"] = attach(rng, world, [block for block in plan["keep"] if block in world.name_of])
-    if rng.choice([False, True]):
-        plan["fork"] = fork(rng, world)
-    if rng.choice([False, True]):
-        plan["new"] = append(rng, world)["new"]
+    faulty = rng.choice(["keep", "drop", "attach", "fork", "new"]) if fault else None
+    chosen = {name for name in plan if name == faulty or rng.choice([False, True])}
+    if "keep" in chosen:
+        plan["keep"] = keep(rng, world, faulty == "keep")["ids"]
+    if "free" in chosen:
+        plan["free"] = free(rng, world, False)["done"]
+    if "drop" in chosen:
+        plan["drop"] = drop(rng, world, faulty == "drop")["ids"]
+    if "attach" in chosen:
+        kept = [block for block in plan["keep"] if block in world.name_of]
+        plan["attach"] = attach(rng, world, faulty == "attach", kept)
+    if "fork" in chosen:
+        plan["fork"] = fork(rng, world, faulty == "fork")
+    if "new" in chosen:
+        plan["new"] = append(rng, world, faulty == "new")["new"]
     return plan
 
 
+def _dead_ids(world: World) -> list[int]:
+    """What is no block, and a few free blocks, neither more often than the other."""
+    null = world.geometry.num_blocks
+    return [-1, null + 1, *[block for block in range(null) if block not in world.name_of][:2]]
+
+
 def _destinations(rng: Random, world: World, count: int) -> list[int]:
-    """Distinct empty slots, then padding; rarely any slots, occupied ones and the same one twice among them."""
+    """Distinct empty slots, as many as there are, and padding."""
     num_slots = world.geometry.num_slots
-    empty = world.empty_slots()
-    dst = (rng.sample(empty, rng.randint(0, min(count, len(empty)))) + [num_slots] * count)[:count]
-    rng.shuffle(dst)
-    if rarely(rng):
-        dst = [rng.randint(-1, num_slots + 1) for _ in range(count)]
-    return dst
+    empty = [slot for slot, text in enumerate(world.model.texts) if not text]
+    dst = rng.sample(empty, min(count, len(empty))) + [num_slots] * count
+    return rng.sample(dst[:count], count)
 
 
-def run_program(rng: Random, world: World, steps: int) -> dict[str, int]:
-    """Runs so many commands and returns how many of each kind were accepted."""
-    accepted = dict.fromkeys(NAMES, 0)
-    for _ in range(steps):
-        name = rng.choice(NAMES)
-        accepted[name] += getattr(world, name)(**globals()[name](rng, world))
-    return accepted
+def _faulty(rng: Random, world: World, dst: list[int]) -> list[int]:
+    """One destination that is no slot, or occupied, or named twice."""
+    num_slots = world.geometry.num_slots
+    wrong = [-1, num_slots + 1, *(slot for slot, text in enumerate(world.model.texts) if text)][:4]
+    twice = [d for d in dst if d < num_slots]
+    if twice and rng.choice([False, True]):
+        return [rng.choice(twice)] * len(dst)
+    return [rng.choice(wrong), *dst[1:]]

@@ -1,11 +1,12 @@
 """Mistakes that somebody could make in the allocator, each as an edit of its source.
 
-`test_mutants` lets the programs of `commands` find every one of them. The old text of an edit must occur exactly once in
-the file, so that this list cannot rot; a mutant that survives means that the model test has a hole.
+`test_mutants` lets the programs of `commands` find every one of them. The old text of an edit must occur exactly once
+in the file, so that this list cannot rot; a mutant that survives means that the model test has a hole.
 """
 
 import importlib.util
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from unittest import mock
 
 import jpaged
 from jpaged import blocks, tables
+from tests.allocator import commands
 
 
 class Mutant(NamedTuple):
@@ -20,6 +22,11 @@ class Mutant(NamedTuple):
     why: str  # what would go wrong
     module: ModuleType
     edits: tuple[tuple[str, str], ...]
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The commands that may show it: plans, which cost most, only if it takes one."""
+        return commands.ALL if any("plan" in old or "after" in old for old, _ in self.edits) else commands.SINGLE
 
 
 def mutant(name: str, why: str, module: ModuleType, *edits: tuple[str, str]) -> Mutant:
@@ -239,7 +246,9 @@ MUTANTS = (
         ("attach(after.replace(pool=pool), plan.", "attach(after, plan."),
         (
             "    after, forked =",
-            "    pool, dropped = blocks.release(after.pool, plan.drop)\n    after = after.replace(pool=pool)\n    after, forked =",
+            "    pool, dropped = blocks.release(after.pool, plan.drop)\n"
+            "    after = after.replace(pool=pool)\n"
+            "    after, forked =",
         ),
     ),
     mutant(

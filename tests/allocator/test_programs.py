@@ -15,8 +15,8 @@ from tests.allocator.world import World, eager
 PLANS = ("apply", "truncate")  # these reach every function, and compile faster than all of them
 
 MACHINES = {
-    "ample": (commands.NAMES, Geometry(num_blocks=16, num_slots=4, num_columns=4, block_size=4)),
-    "scarce": (commands.NAMES, Geometry(num_blocks=5, num_slots=4, num_columns=5, block_size=2)),
+    "ample": (commands.ALL, Geometry(num_blocks=16, num_slots=4, num_columns=4, block_size=4)),
+    "scarce": (commands.ALL, Geometry(num_blocks=5, num_slots=4, num_columns=5, block_size=2)),
     "no partial blocks": (PLANS, Geometry(num_blocks=9, num_slots=4, num_columns=8, block_size=1)),
     "large blocks": (PLANS, Geometry(num_blocks=7, num_slots=5, num_columns=2, block_size=16)),
     "narrow tables": (PLANS, Geometry(num_blocks=20, num_slots=6, num_columns=2, block_size=2)),
@@ -34,7 +34,7 @@ class Programs(RuleBasedStateMachine):
     @rule(data=st.data())
     def run(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(self.names))
-        arguments = getattr(commands, name)(data.draw(st.randoms(use_true_random=False)), self.world)
+        arguments = commands.make(name, data.draw(st.randoms(use_true_random=False)), self.world)
         note(f"{name}(**{arguments})")
         getattr(self.world, name)(**arguments)
 

@@ -136,19 +136,11 @@ class World:
 
     # What a command's author may want to know.
 
-    def empty_slots(self) -> list[int]:
-        return [slot for slot, text in enumerate(self.model.texts) if not text]
-
     def full_blocks(self) -> list[int]:
         """The ids of the blocks that a prefix cache might keep."""
         table = np.asarray(self.state.tables_SM)
         size = self.geometry.block_size
         return [int(b) for slot, text in enumerate(self.model.texts) for b in table[slot, : len(text) // size]]
-
-    def dead_ids(self) -> list[int]:
-        """Free blocks, and what is no block at all."""
-        null = self.geometry.num_blocks
-        return [b for b in range(-2, null + 3) if b not in self.name_of and b != null]
 
     # The comparison.
 

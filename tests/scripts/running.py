@@ -1,4 +1,4 @@
-"""Runs scripts as people do: another process, the checkout's file, nothing imported. Knows no script by name."""
+"""Runs scripts as people do: another process, the checkout's file, nothing imported."""
 
 import dataclasses
 import os
@@ -10,6 +10,18 @@ from types import MappingProxyType
 from typing import IO
 
 from tests.house.tree import ROOT
+
+GOLDEN = ROOT / "tests" / "data" / "golden"
+
+# The tiny model in an engine that all tests share, so that three steps are compiled in all.
+TINY = (
+    f"--model={GOLDEN / 'tiny' / 'llama'}",
+    "--dtype=float32",
+    "--num_blocks=16",
+    "--max_num_seqs=2",
+    "--max_num_batched_tokens=64",
+    "--decode_steps=4",
+)
 
 SECONDS = 300  # far more than any run takes; a hang still ends
 

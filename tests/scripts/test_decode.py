@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.fixtures import GOLDEN, golden
-from tests.scripts.running import Done, Script
+from tests.scripts.running import GOLDEN, TINY, Done, Script
 
 pytestmark = pytest.mark.xdist_group("decode")  # one cache folder, one conversion
 
-TINY = ("--model", str(GOLDEN / "tiny" / "llama"), "--dtype=float32")
-CASES = golden("tiny/llama/golden.json")["cases"]
+CASES = json.loads((GOLDEN / "tiny" / "llama" / "golden.json").read_text())["cases"]
 
 
 def json_lines(path: Path, *lines: Any) -> Path:
@@ -38,6 +36,7 @@ def mixed(decode: Script, tmp_path_factory: pytest.TempPathFactory) -> Done:
         {"prompt_token_ids": [1, -1]},
         {"prompt_token_ids": [1] * 513},
         {"prompt_token_ids": [1] * 481},
+        {"prompt_token_ids": [1] * 250},
         {"prompt_token_ids": [1, 2.5]},
         {"prompt_token_ids": "1, 2"},
         {"prompt": "a text"},
@@ -47,18 +46,18 @@ def mixed(decode: Script, tmp_path_factory: pytest.TempPathFactory) -> Done:
     return decode.run(*TINY, f"--prompts_file={path}", "--json", "--stats", *asked)
 
 
-GOOD = {0: CASES[0], 2: CASES[1], 11: CASES[2]}
+GOOD = {0: CASES[0], 2: CASES[1], 12: CASES[2]}
 
 
 def test_golden_ids_come_back_in_order(mixed: Done):
     found = objects(mixed)
-    assert [one["index"] for one in found] == list(range(12))
+    assert [one["index"] for one in found] == list(range(13))
     for index, case in GOOD.items():
         assert found[index]["prompt_token_ids"] == case["prompt"]
         assert found[index]["token_ids"] == case["greedy"]
         assert found[index]["finish_reason"] == "length"
         assert found[index]["text"] is None and found[index]["error"] is None
-    assert found[11]["prompt"] == "its name"
+    assert found[12]["prompt"] == "its name"
 
 
 def test_logprobs_are_the_golden_ones(mixed: Done):
@@ -85,9 +84,10 @@ def test_logprobs_are_the_golden_ones(mixed: Done):
         (5, "token -1 is out of range"),
         (6, "has 513 tokens and max_model_len is 512"),
         (7, "481 prompt tokens and max_tokens=32 exceed max_model_len=512"),
-        (8, "must be integers, not 2.5"),
-        (9, "must be a list of ids, not str"),
-        (10, "no tokenizer"),
+        (8, "may need KV for 281 tokens, 18 blocks, and the whole pool has 16 of 16"),
+        (9, "must be integers, not 2.5"),
+        (10, "must be a list of ids, not str"),
+        (11, "no tokenizer"),
     ],
 )
 def test_bad_prompts_are_named_by_index_and_line(mixed: Done, index: int, why: str):
@@ -103,24 +103,16 @@ def test_stats_are_a_table_after_all_else(mixed: Done):
     assert table["prefill"].startswith(f"{prompts} tokens, ")
     assert table["decode"].startswith("96 tokens, ")
     assert all(re.search(r" tokens, [\d,.]+ tokens/s$", table[name]) for name in ("prefill", "decode"))
-    # (3 + 31), (17 + 31) and (70 + 31) KV places at the end of each, were they to end at once: 3 + 3 + 7 blocks of 16.
-    assert table["KV blocks at peak"].startswith("13 of ")
-    assert table["contiguous would take"].startswith("96 blocks, ")  # 3 sequences of 512 tokens, 32 blocks each
+    blocks = int(table["KV blocks at peak"].partition(" of 16 (of 16 tokens), ")[0])
+    assert 7 <= blocks <= 13  # the longest ends with 70 + 31 tokens, 7 blocks; all three need 3 + 3 + 7
+    # Two sequences at once, 512 tokens or 32 blocks each, of 16 tokens · 3 layers · 2 · 2 heads · 16 · 4 bytes.
+    assert table["contiguous would take"].startswith(f"64 blocks, 0.8 MiB, {64 / blocks:.1f} times as much: ")
     assert 0.5 < float(table["KV slots that held tokens"].partition("%")[0]) / 100 <= 1
-
-
-def test_a_pool_that_is_too_small_refuses_only_what_cannot_fit(decode: Script, tmp_path: Path):
-    path = json_lines(tmp_path / "p.jsonl", {"prompt_token_ids": [1] * 70}, {"prompt_token_ids": CASES[0]["prompt"]})
-    done = decode.run(*TINY, f"--prompts_file={path}", "--json", "--num_blocks=4", "--max_tokens=8", "--ignore_eos")
-    large, small = objects(done)
-    assert "5 blocks, and the whole pool has 4 of 16" in large["error"]
-    assert small["token_ids"] == CASES[0]["greedy"][:8]
-    assert done.status == 2
 
 
 def test_one_prompt_streams_ids_where_there_is_no_tokenizer(decode: Script, tmp_path: Path):
     path = json_lines(tmp_path / "p.jsonl", {"prompt_token_ids": CASES[0]["prompt"]})
-    done = decode.run(*TINY, f"--prompts_file={path}", "--max_tokens=8", "--decode_steps=2", "--kv_cache_memory=1M")
+    done = decode.run(*TINY, f"--prompts_file={path}", "--max_tokens=8")
     assert (done.status, done.err) == (0, "")
     assert done.out.split() == [str(token) for token in CASES[0]["greedy"][:8]]
 
@@ -138,19 +130,16 @@ def test_several_prompts_and_samples_have_headers(decode: Script, tmp_path: Path
     ]
 
 
-def test_standard_input_is_one_chat_message_to_the_default_model(decode: Script, monkeypatch: pytest.MonkeyPatch):
-    """The golden answer, from the cache folder of whoever runs the tests, as in tests/fixtures.py."""
-    own = Script(decode.name, {k: v for k, v in decode.environment.items() if k != "XDG_CACHE_HOME"})
+def test_standard_input_is_one_chat_message_to_the_default_model(decode: Script):
+    """The golden answer, from the cache folder of whoever runs the tests."""
+    own = Script(decode.name, {})
     done = own.run("--chat", "--dtype=float32", "--max_tokens=12", stdin=b"What is the capital of France?\n")
-    case = golden("smollm2/chat_fact.json")
+    case = json.loads((GOLDEN / "smollm2" / "chat_fact.json").read_text())
     assert done.status == 0
     assert done.out == case["greedy_text"].partition("<|im_end|>")[0] + "\n"
 
 
-def test_executables_are_kept_for_the_next_run(decode: Script, tmp_path: Path):
-    path = json_lines(tmp_path / "p.jsonl", {"prompt_token_ids": [1, 2, 3]})
-    environment = {k: v for k, v in decode.environment.items() if not k.startswith("JAX_")}
-    own = Script(decode.name, environment)
-    assert own.run(*TINY, f"--prompts_file={path}", "--max_tokens=2").status == 0
-    folder = Path(environment["XDG_CACHE_HOME"]) / "jpaged" / "xla"
-    assert len(list(folder.glob("*-cache"))) >= 2  # a step with a prompt, and a decode
+def test_executables_are_kept_for_the_next_run(decode: Script, mixed: Done):
+    folder = Path(decode.environment["XDG_CACHE_HOME"]) / "jpaged" / "xla"
+    for step in ("prefill", "decode"):
+        assert list(folder.glob(f"jit__{step}*-cache"))

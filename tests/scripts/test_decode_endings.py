@@ -8,21 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.fixtures import GOLDEN
-from tests.scripts.running import Script, finish
+from tests.scripts.running import TINY, Script, finish
 
 pytestmark = pytest.mark.xdist_group("decode")
 
-PROMPTS = 2000  # of 400 tokens, two at a time: a minute or more
+PROMPTS = 2000  # of 100 tokens, two at a time: more than any test waits for
 
 
 @pytest.fixture
 def long(decode: Script, tmp_path: Path) -> subprocess.Popen[bytes]:
     """A long run, JSON lines and --stats, that has printed nothing yet."""
     (tmp_path / "p.jsonl").write_text("".join(f'{{"prompt_token_ids": [{1 + i % 300}]}}\n' for i in range(PROMPTS)))
-    model = f"--model={GOLDEN / 'tiny' / 'llama'}"
-    batch = ("--max_num_seqs=2", "--max_tokens=400", "--ignore_eos", "--decode_steps=2")
-    return decode.start(model, f"--prompts_file={tmp_path}/p.jsonl", "--json", "--stats", *batch)
+    asked = ("--max_tokens=100", "--ignore_eos", "--json", "--stats")
+    return decode.start(*TINY, f"--prompts_file={tmp_path}/p.jsonl", *asked)
 
 
 def first_line(process: subprocess.Popen[bytes]) -> str:
@@ -42,7 +40,7 @@ def test_ctrl_c_prints_what_there_is(long: subprocess.Popen[bytes]):
     assert 1 <= over < PROMPTS
     assert reasons == ["length"] * over + ["abort"] * (len(reasons) - over)
     assert 1 <= reasons.count("abort") <= 2
-    assert all(0 < len(one["token_ids"]) < 400 for one in found[over:])
+    assert all(0 < len(one["token_ids"]) < 100 for one in found[over:])
     assert [one["index"] for one in found] == list(range(len(found)))
     assert "KV blocks at peak" in done.err
 

@@ -7,12 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.fixtures import GOLDEN
-from tests.scripts.running import Done, Script
+from tests.scripts.running import GOLDEN, TINY, Done, Script
 
 pytestmark = pytest.mark.xdist_group("decode")
-
-TINY = GOLDEN / "tiny" / "llama"
 
 
 def refused(done: Done, why: str) -> None:
@@ -97,7 +94,7 @@ def models(decode: Script, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     """Runs that get as far as loading, two at a time for each spends seconds on importing."""
     folder = tmp_path_factory.mktemp("models")
     (folder / "ids.jsonl").write_text('{"prompt_token_ids": [1, 2]}\n')
-    shutil.copytree(TINY, folder / "cut")
+    shutil.copytree(GOLDEN / "tiny" / "llama", folder / "cut")
     os.truncate(folder / "cut" / "model.safetensors", 20_000)
     (folder / "cut.gguf").write_bytes(b"GGUF\x03\x00\x00\x00" + bytes(8))
     (folder / "empty").mkdir()
@@ -121,7 +118,7 @@ def models(decode: Script, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     }
 
     def run(asked: tuple[list[str], dict[str, str]]) -> Done:
-        return decode.run(f"--model={TINY}", f"--prompts_file={folder}/ids.jsonl", *asked[0], environment=asked[1])
+        return decode.run(TINY[0], f"--prompts_file={folder}/ids.jsonl", *asked[0], environment=asked[1])
 
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         return dict(zip(runs, pool.map(run, runs.values()), strict=True))

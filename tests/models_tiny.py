@@ -1,0 +1,51 @@
+"""The small random checkpoints under tests/data/golden/tiny, loaded once a process, and their answers."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+import models
+from jpaged.model import LoadedModel
+from models.llama import Llama
+from tests.house.tree import ROOT
+
+TINY = ROOT / "tests" / "data" / "golden" / "tiny"
+
+
+@functools.cache
+def tiny(family: str, dtype: str = "float32") -> LoadedModel:
+    """A checkpoint, converted and loaded as a user would; it has no tokenizer."""
+    return models.load(str(TINY / family), dtype=dtype)
+
+
+def stacked(loaded: LoadedModel) -> LoadedModel:
+    """The same model with its layers in one stack, as TPUs and GPUs run it."""
+    import jax
+    import jax.numpy as jnp
+
+    layers = jax.tree.map(lambda *leaves: jnp.stack(leaves), *loaded.weights["layers"])
+    return loaded._replace(weights={**loaded.weights, "layers": layers})
+
+
+def with_bfloat16_frequencies(loaded: LoadedModel) -> LoadedModel:
+    """The same model with rotary frequencies rounded to bfloat16, as the reference behind golden.json had them."""
+
+    class Rounded(Llama):
+        def __init__(self, config):
+            super().__init__(config)
+            self._frequencies_C = self._frequencies_C.astype(ml_dtypes.bfloat16).astype(np.float32)
+
+    return loaded._replace(model=Rounded(loaded.config))
+
+
+@functools.cache
+def golden(family: str, name: str = "golden") -> list[dict]:
+    """The cases of a reference run; "golden_float32" is the one with exact frequencies."""
+    return json.loads(Path(TINY / family / f"{name}.json").read_text())["cases"]
+
+
