@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 from typing import TypeAlias
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct

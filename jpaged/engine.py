@@ -50,35 +50,37 @@ class Engine:
 
     def __init__(self, loaded: LoadedModel, config: EngineConfig):
         self.loaded = loaded
-        self.config = config = sizing.resolve(loaded.model.spec, config)
         spec, vocab = loaded.model.spec, loaded.model.spec.vocab_size
+        self.config = settled = sizing.resolve(spec, config)
         tokenizer = loaded.tokenizer
-        self.layout = sizing.layout(spec, config)
-        self.buckets = buckets.make(config.max_num_seqs, config.max_num_batched_tokens)
-        self._rows = sampling.RowLayout.of(config, vocab)
+        self.layout = sizing.layout(
+            spec, num_blocks=settled.num_blocks, block_size=settled.block_size, dtype=settled.dtype
+        )
+        self.buckets = buckets.make(settled.max_num_seqs, settled.max_num_batched_tokens)
+        self._rows = sampling.RowLayout.of(settled, vocab)
         self.steps = step.Steps(
             loaded.model,
-            backend=resolve_backend(config.backend),
+            backend=resolve_backend(settled.backend),
             vocab_limit=vocab if tokenizer is None else min(vocab, tokenizer.vocab_size),
-            max_steps=config.decode_steps,
+            max_steps=settled.decode_steps,
             rows=self._rows,
         )
         self._state = step.create_state(
             self.layout,
-            max_num_seqs=config.max_num_seqs,
-            max_model_len=config.max_model_len,
-            samplers=sampling.create(self._rows, config.max_num_seqs),
+            max_num_seqs=settled.max_num_seqs,
+            max_model_len=settled.max_model_len,
+            samplers=sampling.create(self._rows, settled.max_num_seqs),
         )
         self._limits = Limits(
-            tokens=config.max_num_batched_tokens,
-            admissions=min(MAX_ADMISSIONS, config.max_num_seqs),
-            decode_steps=config.decode_steps,
+            tokens=settled.max_num_batched_tokens,
+            admissions=min(MAX_ADMISSIONS, settled.max_num_seqs),
+            decode_steps=settled.decode_steps,
         )
-        self._queue = scheduler.create(config.max_num_seqs)
-        self._budget = budget.create(config.num_blocks, config.block_size, config.max_num_seqs)
+        self._queue = scheduler.create(settled.max_num_seqs)
+        self._budget = budget.create(settled.num_blocks, settled.block_size, settled.max_num_seqs)
         self._in_flight: collections.deque[_InFlight] = collections.deque()
         self._step_number = 0
-        self.stats = Stats(block_size=config.block_size, num_blocks=config.num_blocks)
+        self.stats = Stats(block_size=settled.block_size, num_blocks=settled.num_blocks)
 
     @property
     def state(self) -> step.DecodeState:
@@ -140,7 +142,10 @@ class Engine:
         if planned.decodes_only:
             shape, run = self._shape(self.buckets.decode(len(planned.slots_R)), 0), self.steps.decode
         else:
-            shape, run = self._shape(*self.buckets.prefill(len(planned.slots_R), int(planned.counts_R.sum()))), self.steps.prefill
+            shape, run = (
+                self._shape(*self.buckets.prefill(len(planned.slots_R), int(planned.counts_R.sum()))),
+                self.steps.prefill,
+            )
         running = self._queue.running
         samples = tuple(running[slot].key for slot in planned.slots_R.tolist())
         packed = self._pack(planned, samples, shape)
@@ -190,7 +195,7 @@ class Engine:
         return int(np.random.default_rng([self.config.seed, request.id]).integers(2**63))
 
     def _harvest(self, record: _InFlight) -> list[Sample]:
-        output: step.StepOutput = jax.tree.map(np.asarray, record.output)
+        output: step.StepOutput = jax.device_get(record.output)
         if not output.ok and record.schedule.steps == 1:
             raise AssertionError("the pool could not serve a step that the budget had room for")
         planned, rows = record.schedule, len(record.samples)
@@ -215,8 +220,10 @@ class Engine:
             present.append(slot)
             if made:
                 sample.accept(
-                    tokens[row][:made], self._logprobs(found, sample, row, tokens[row][:made]),
-                    over=over_R[row], failed=failed_R[row],
+                    tokens[row][:made],
+                    self._logprobs(found, sample, row, tokens[row][:made]),
+                    over=over_R[row],
+                    failed=failed_R[row],
                 )
                 changed.append(sample)
                 if sample.finish_reason is not None:
@@ -239,9 +246,8 @@ class Engine:
         """Keeps the prompt log-probabilities of one row's chunk; returns where the next row's tokens begin."""
         request, planned = record.samples[row].request, record.schedule
         first, count = int(planned.starts_R[row]), int(planned.counts_R[row])
-        top, ids = request.params.prompt_logprobs, request.prompt_token_ids
-        if top is not None and record.samples[row].index == 0:
-            scores = output.prompt_logprobs
+        top, ids, scores = request.params.prompt_logprobs, request.prompt_token_ids, output.prompt_logprobs
+        if top is not None and scores is not None and record.samples[row].index == 0:
             found = Candidates(scores.logprob_T, scores.rank_T, scores.top_ids_TJ, scores.top_logprobs_TJ)
             for i in range(min(count, len(ids) - 1 - first)):
                 request.prompt_logprobs.append(found.table(start + i, ids[first + i + 1], top, self.loaded.tokenizer))

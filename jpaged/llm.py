@@ -24,6 +24,7 @@ from jpaged.engine import Engine
 from jpaged.model import AttentionView, LoadedModel
 from jpaged.outputs import Delta, RequestOutput
 from jpaged.request import Request
+from jpaged.sizing import ResolvedConfig
 from jpaged.tokenizer import Message
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
@@ -51,7 +52,7 @@ class LLM:
         self._next_id = 0
 
     @property
-    def config(self) -> EngineConfig:
+    def config(self) -> ResolvedConfig:
         """The settings, with nothing left open."""
         return self.engine.config
 
@@ -112,9 +113,12 @@ class LLM:
         """Requests for `run`, checked as `generate` checks them."""
         return self._requests(prompts, params)
 
-    def chat(self, messages: Sequence[Message] | Sequence[Sequence[Message]], params=None, **options: Any) -> list[RequestOutput]:
+    def chat(
+        self, messages: Sequence[Message] | Sequence[Sequence[Message]], params=None, **options: Any
+    ) -> list[RequestOutput]:
         """`generate` on conversations, rendered by the model's chat template."""
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        single = bool(messages) and isinstance(messages[0], Mapping)
+        conversations: list[Any] = [messages] if single else list(messages)
         return self.generate([self.chat_prompt(conversation) for conversation in conversations], params, **options)
 
     def chat_prompt(self, messages: Sequence[Message]) -> Prompt:
@@ -136,12 +140,14 @@ class LLM:
         if faults:
             raise ValueError("; ".join(faults))
         layout = self.engine.layout
-        padded = 1 << max(4, (len(token_ids) - 1).bit_length())
+        padded = 4 ** max(2, -(-(len(token_ids) - 1).bit_length() // 2))  # few shapes, so few compilations
         tokens = np.zeros(padded, np.int32)
         tokens[: len(token_ids)] = token_ids
         small = dataclasses.replace(layout, num_blocks=-(-padded // layout.block_size))
         loaded = self.engine.loaded
-        return np.asarray(self._all_logits(loaded.weights, jnp.asarray(tokens), np.int32(len(token_ids)), small))[: len(token_ids)]
+        return np.asarray(self._all_logits(loaded.weights, jnp.asarray(tokens), np.int32(len(token_ids)), small))[
+            : len(token_ids)
+        ]
 
     def warmup(self, *, progress: bool | None = None) -> int:
         """Compiles every bucket, so that no request meets a compilation; returns how many there are."""
@@ -228,7 +234,9 @@ def load(name: str, dtype: str) -> LoadedModel:
     family, _, rest = name.partition(":")
     chosen = [point for point in found if point.name == family and rest] or [p for p in found if p.name == "default"]
     if not chosen:
-        raise ValueError(f"model={name!r} cannot be loaded: no package offers loaders; try `pip install -e .` of jpaged")
+        raise ValueError(
+            f"model={name!r} cannot be loaded: no package offers loaders; try `pip install -e .` of jpaged"
+        )
     return chosen[0].load()(rest if chosen[0].name == family and rest else name, dtype=dtype)
 
 
@@ -240,7 +248,9 @@ def _paired(prompts: Any, params: Any) -> tuple[list[Prompt], list[SamplingParam
     if isinstance(params, SamplingParams):
         return listed, [params] * len(listed)
     if len(params) != len(listed):
-        raise ValueError(f"there are {len(listed)} prompts and {len(params)} SamplingParams; try one for all, or as many")
+        raise ValueError(
+            f"there are {len(listed)} prompts and {len(params)} SamplingParams; try one for all, or as many"
+        )
     return listed, list(params)
 
 

@@ -56,7 +56,12 @@ class AttentionView(struct.PyTreeNode):
     max_q_len: int | None = struct.field(pytree_node=False, default=None)
 
     def attend(
-        self, layer: Scalar, q: Float[Array, "T H D"], k: Float[Array, "T K D"], v: Float[Array, "T K D"], **options: Any
+        self,
+        layer: Scalar,
+        q: Float[Array, "T H D"],
+        k: Float[Array, "T K D"],
+        v: Float[Array, "T K D"],
+        **options: Any,
     ) -> tuple[Float[Array, "T H D"], AttentionView]:
         """`paged_attention` of this batch in one layer; ``options`` are its keywords (window, soft cap, scale, sinks)."""
         out, cache = paged_attention(

@@ -8,11 +8,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-import numpy as np
-
 from jpaged.config import SamplingParams
 from jpaged.outputs import CompletionOutput, Delta, Logprob, RequestOutput
 from jpaged.tokenizer import TextStream, Tokenizer
+from jpaged.types import AnyArray
 
 
 class Sample:
@@ -37,19 +36,25 @@ class Sample:
         self._pieces: list[str] = []
         self._told = (0, 0)  # pieces and tokens that deltas have handed out
         self._tokenizer = tokenizer
-        self._stream = tokenizer and TextStream(
-            tokenizer,
-            stop=params.stop,
-            include_stop=params.include_stop_str_in_output,
-            skip_special_tokens=params.skip_special_tokens,
-            min_tokens=params.min_tokens,
+        self._stream = (
+            None
+            if tokenizer is None
+            else TextStream(
+                tokenizer,
+                stop=params.stop,
+                include_stop=params.include_stop_str_in_output,
+                skip_special_tokens=params.skip_special_tokens,
+                min_tokens=params.min_tokens,
+            )
         )
 
     @property
     def text(self) -> str | None:
         return None if self._stream is None else "".join(self._pieces)
 
-    def accept(self, tokens: Sequence[int], logprobs: Sequence[dict[int, Logprob]], *, over: bool, failed: bool) -> None:
+    def accept(
+        self, tokens: Sequence[int], logprobs: Sequence[dict[int, Logprob]], *, over: bool, failed: bool
+    ) -> None:
         """Takes the tokens that a step made; ``over`` says that the device is done with the sample after the last."""
         params = self.request.params
         for number, token in enumerate(tokens):
@@ -158,7 +163,9 @@ class Request:
             prompt_logprobs=None if self.params.prompt_logprobs is None else list(self.prompt_logprobs),
             outputs=[sample.output() for sample in self.samples],
             finished=self.finished,
-            error="the model's scores were not numbers (NaN); the weights or the prompt are at fault" if failed else None,
+            error="the model's scores were not numbers (NaN); the weights or the prompt are at fault"
+            if failed
+            else None,
         )
 
 
@@ -166,12 +173,12 @@ class Request:
 class Candidates:
     """Log-probabilities as a step returns them, for X tokens: of the token itself, and of the top J."""
 
-    logprob_X: np.ndarray
-    rank_X: np.ndarray
-    top_ids_XJ: np.ndarray
-    top_logprobs_XJ: np.ndarray
+    logprob_X: AnyArray
+    rank_X: AnyArray
+    top_ids_XJ: AnyArray
+    top_logprobs_XJ: AnyArray
 
-    def table(self, x: object, token: int, top: int, tokenizer: Tokenizer | None) -> dict[int, Logprob]:
+    def table(self, x: int | tuple[int, int], token: int, top: int, tokenizer: Tokenizer | None) -> dict[int, Logprob]:
         """The ``top`` likeliest tokens at place ``x``, and the token itself."""
         ids, logprobs = self.top_ids_XJ[x][:top].tolist(), self.top_logprobs_XJ[x][:top].tolist()
         found = {t: Logprob(p, r, _text(tokenizer, t)) for r, (t, p) in enumerate(zip(ids, logprobs, strict=True), 1)}
@@ -180,4 +187,8 @@ class Candidates:
 
 
 def _text(tokenizer: Tokenizer | None, token: int) -> str | None:
-    return None if tokenizer is None else tokenizer.decode([token], skip_special_tokens=False)
+    return (
+        None
+        if tokenizer is None
+        else tokenizer.token_bytes(token, skip_special_tokens=False).decode("utf-8", "replace")
+    )

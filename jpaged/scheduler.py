@@ -7,6 +7,7 @@ it knows neither tokens, nor text, nor the device.
 """
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,7 @@ class Sequence:
       limit: The most tokens whose KV it can ever hold: prompt and output, less the last, which nothing attends to.
     """
 
-    key: object
+    key: Any
     prompt_len: int
     limit: int
 
@@ -153,15 +154,19 @@ def schedule(queue: Queue, budget: Budget, limits: Limits, step: int) -> tuple[Q
     starts_R = budget.bound_S[slots_R]
     ends_R = np.minimum(starts_R + np.where(prefills_R, counts_R, steps), queue.limit_S[slots_R])
     budget = budget.dispatch(step, [], slots_R, ends_R)
-    return queue, budget, Schedule(
-        freed=tuple(freed),
-        admitted=tuple(admitted),
-        slots_R=slots_R,
-        starts_R=starts_R,
-        counts_R=counts_R,
-        prefills_R=prefills_R,
-        samples_R=~prefills_R | (ends_R == queue.prompt_S[slots_R]),
-        steps=steps,
+    return (
+        queue,
+        budget,
+        Schedule(
+            freed=tuple(freed),
+            admitted=tuple(admitted),
+            slots_R=slots_R,
+            starts_R=starts_R,
+            counts_R=counts_R,
+            prefills_R=prefills_R,
+            samples_R=~prefills_R | (ends_R == queue.prompt_S[slots_R]),
+            steps=steps,
+        ),
     )
 
 

@@ -11,7 +11,7 @@ import logging
 import jax
 
 from jpaged.cache import KVLayout
-from jpaged.config import EngineConfig
+from jpaged.config import DType, EngineConfig
 from jpaged.model import ModelSpec
 
 CPU_CACHE_BYTES = 1 << 30  # of KV on a CPU unless the caller says otherwise; the memory is the host's own
@@ -20,7 +20,16 @@ DEVICE_SHARE = 0.9  # of an accelerator's free memory
 log = logging.getLogger(__name__)
 
 
-def resolve(spec: ModelSpec, config: EngineConfig) -> EngineConfig:
+@dataclasses.dataclass(frozen=True)
+class ResolvedConfig(EngineConfig):
+    """An `EngineConfig` with nothing left open."""
+
+    num_blocks: int = 1
+    max_model_len: int = 1
+    dtype: DType = "float32"
+
+
+def resolve(spec: ModelSpec, config: EngineConfig) -> ResolvedConfig:
     """The same settings with nothing left open: ``max_model_len``, ``num_blocks``, ``dtype``.
 
     Raises:
@@ -32,25 +41,26 @@ def resolve(spec: ModelSpec, config: EngineConfig) -> EngineConfig:
         faults.append(f"max_model_len={longest} must be at most {spec.max_model_len}, what {spec.name} was trained for")
     if config.max_logprobs > spec.vocab_size:
         faults.append(f"max_logprobs={config.max_logprobs} must be at most the vocabulary, {spec.vocab_size}")
-    config = dataclasses.replace(config, max_model_len=longest, dtype=resolve_dtype(config.dtype))
-    if config.num_blocks is None:
-        block_bytes = layout(spec, dataclasses.replace(config, num_blocks=1)).bytes_per_block
+    num_blocks, dtype = config.num_blocks, resolve_dtype(config.dtype)
+    if num_blocks is None:
+        block_bytes = layout(spec, num_blocks=1, block_size=config.block_size, dtype=dtype).bytes_per_block
         wanted = config.max_num_seqs * -(-longest // config.block_size)
         room = config.kv_cache_memory // block_bytes if config.kv_cache_memory else free_bytes() // block_bytes
         num_blocks = room if config.kv_cache_memory else min(wanted, room)
         if num_blocks < 1:
-            faults.append(f"one KV block takes {block_bytes:,} bytes and there is room for none; try more kv_cache_memory")
-        config = dataclasses.replace(config, num_blocks=max(1, num_blocks), kv_cache_memory=None)
+            faults.append(
+                f"one KV block takes {block_bytes:,} bytes and there is room for none; try more kv_cache_memory"
+            )
     if faults:
         raise ValueError("; ".join(faults))
-    return config
+    settled = {"num_blocks": num_blocks, "max_model_len": longest, "dtype": dtype, "kv_cache_memory": None}
+    given = {field.name: getattr(config, field.name) for field in dataclasses.fields(EngineConfig)}
+    return ResolvedConfig(**{**given, **settled})
 
 
-def layout(spec: ModelSpec, config: EngineConfig) -> KVLayout:
-    """The KV cache of these settings."""
-    return KVLayout(
-        spec.num_layers, config.num_blocks, config.block_size, spec.num_kv_heads, spec.head_dim, config.dtype
-    )
+def layout(spec: ModelSpec, *, num_blocks: int, block_size: int, dtype: str) -> KVLayout:
+    """The KV cache of a model at these sizes."""
+    return KVLayout(spec.num_layers, num_blocks, block_size, spec.num_kv_heads, spec.head_dim, dtype)
 
 
 def free_bytes() -> int:
@@ -61,8 +71,8 @@ def free_bytes() -> int:
     return int(DEVICE_SHARE * (stats["bytes_limit"] - stats["bytes_in_use"]))
 
 
-def resolve_dtype(dtype: str) -> str:
-    """"auto" becomes bfloat16 on accelerators; on a CPU the faster type of its matrix unit (docs/cpu.md)."""
+def resolve_dtype(dtype: DType) -> DType:
+    """ "auto" becomes bfloat16 on accelerators; on a CPU the faster type of its matrix unit (docs/cpu.md)."""
     if dtype != "auto":
         return dtype
     platform = jax.default_backend()

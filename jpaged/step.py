@@ -69,9 +69,7 @@ class StepOutput(struct.PyTreeNode):
     prompt_logprobs: sampling.PromptLogprobs | None
 
 
-def create_state(
-    layout: KVLayout, *, max_num_seqs: int, max_model_len: int, samplers: SamplerSlots
-) -> DecodeState:
+def create_state(layout: KVLayout, *, max_num_seqs: int, max_model_len: int, samplers: SamplerSlots) -> DecodeState:
     """An idle state: all blocks free, all slots empty."""
     return DecodeState(
         paged=tables.create(layout.num_blocks, max_num_seqs, -(-max_model_len // layout.block_size), layout.block_size),
@@ -141,7 +139,9 @@ class Steps:
             cu_q_lens_R1 = _prefix_sums(counts_R)
             state, hidden_TE = self._forward(weights, state, plan, counts_R, cu_q_lens_R1, shape.rows, 1)
             samples_R = counts_R > 0
-            state, sampled = self._sample(weights, state, plan, hidden_TE[jnp.maximum(cu_q_lens_R1[1:] - 1, 0)], samples_R)
+            state, sampled = self._sample(
+                weights, state, plan, hidden_TE[jnp.maximum(cu_q_lens_R1[1:] - 1, 0)], samples_R
+            )
             kept = jax.tree.map(lambda all_K, new: all_K.at[k].set(new), kept, sampled)
             made_KR = made_KR.at[k].set(samples_R)
             again_R = self._live(state, plan) & (k + 1 < plan.steps)

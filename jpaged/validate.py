@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from jpaged.config import EngineConfig, SamplingParams
+from jpaged.config import SamplingParams
 from jpaged.model import LoadedModel
+from jpaged.sizing import ResolvedConfig
 from jpaged.tokenizer import Tokenizer
 
 
@@ -32,14 +33,14 @@ class Limits:
     sampled_vocab: int
     eos_ids: tuple[int, ...]
     tokenizer: Tokenizer | None
-    config: EngineConfig
+    config: ResolvedConfig
 
     @property
     def pool_tokens(self) -> int:
         return self.config.num_blocks * self.config.block_size
 
 
-def limits(loaded: LoadedModel, config: EngineConfig) -> Limits:
+def limits(loaded: LoadedModel, config: ResolvedConfig) -> Limits:
     """The limits of an engine."""
     vocab, tokenizer = loaded.model.spec.vocab_size, loaded.tokenizer
     if tokenizer is None:
@@ -60,7 +61,11 @@ def read_prompt(prompt: Any, tokenizer: Tokenizer | None) -> tuple[str | None, l
     elif not isinstance(prompt, str):
         text, ids = None, prompt
     if text is not None and not isinstance(text, str):
-        return None, [], [f"the prompt's text must be a string, not {type(text).__name__}; try a string or a list of ids"]
+        return (
+            None,
+            [],
+            [f"the prompt's text must be a string, not {type(text).__name__}; try a string or a list of ids"],
+        )
     if ids is not None:
         if not isinstance(ids, Sequence | np.ndarray) or isinstance(ids, str | bytes):
             return text, [], [f"prompt_token_ids must be a list of ids, not {type(ids).__name__}; try [1, 2, 3]"]
@@ -87,7 +92,9 @@ def prompt_problems(ids: Sequence[int], limits: Limits) -> list[str]:
     if outside:
         faults.append(f"prompt token {outside[0]} is out of range; ids must be from 0 to {limits.vocab_size - 1}")
     if len(ids) > limits.config.max_model_len:
-        faults.append(f"the prompt has {len(ids)} tokens and max_model_len is {limits.config.max_model_len}; try a shorter one")
+        faults.append(
+            f"the prompt has {len(ids)} tokens and max_model_len is {limits.config.max_model_len}; try a shorter one"
+        )
     return faults
 
 
@@ -105,7 +112,9 @@ def request_problems(ids: Sequence[int], params: SamplingParams, limits: Limits)
     wanted = len(ids) + (1 if params.max_tokens is None else params.max_tokens)
     if wanted > config.max_model_len:
         asked = f"max_tokens={params.max_tokens}" if params.max_tokens else "one token more"
-        return [f"{len(ids)} prompt tokens and {asked} exceed max_model_len={config.max_model_len}; try fewer of either"]
+        return [
+            f"{len(ids)} prompt tokens and {asked} exceed max_model_len={config.max_model_len}; try fewer of either"
+        ]
     need = len(ids) + max_tokens(params, len(ids), limits) - 1
     if need > limits.pool_tokens:
         return [
@@ -115,12 +124,18 @@ def request_problems(ids: Sequence[int], params: SamplingParams, limits: Limits)
     ids_of_words = bad_word_ids(params, limits.tokenizer)
     longest = max(map(len, ids_of_words), default=0)
     if len(ids_of_words) > config.max_bad_words:
-        faults.append(f"bad_words become {len(ids_of_words)} token sequences and max_bad_words={config.max_bad_words}; try fewer")
+        faults.append(
+            f"bad_words become {len(ids_of_words)} token sequences and max_bad_words={config.max_bad_words}; try fewer"
+        )
     if longest > config.max_bad_word_tokens:
-        faults.append(f"a bad word has {longest} tokens and max_bad_word_tokens={config.max_bad_word_tokens}; try a shorter one")
+        faults.append(
+            f"a bad word has {longest} tokens and max_bad_word_tokens={config.max_bad_word_tokens}; try a shorter one"
+        )
     stops = len(stop_ids(params, limits))
     if stops > config.max_stop_token_ids:
-        faults.append(f"there are {stops} stop ids, EOS included, and max_stop_token_ids={config.max_stop_token_ids}; try fewer")
+        faults.append(
+            f"there are {stops} stop ids, EOS included, and max_stop_token_ids={config.max_stop_token_ids}; try fewer"
+        )
     return faults
 
 
@@ -139,7 +154,9 @@ def stop_ids(params: SamplingParams, limits: Limits) -> tuple[int, ...]:
 def bad_word_ids(params: SamplingParams, tokenizer: Tokenizer | None) -> list[list[int]]:
     """Token sequences to ban: each word as it begins a text, and as it follows a space (as vLLM reads them)."""
     found: list[list[int]] = []
-    for word in params.bad_words if tokenizer is not None else ():
+    if tokenizer is None:
+        return found
+    for word in params.bad_words:
         for text in (word.lstrip(), " " + word.lstrip()):
             ids = tokenizer.encode(text, add_special_tokens=False)
             if ids and ids not in found:

@@ -124,13 +124,17 @@ def _attend_tiles(
     num_tiles, rows = tiles.row_X.shape[0], tiles.height * group
     run_blocks = max(1, min(batch.block_tables_RM.shape[1], CHUNK_TOKENS // block_size))
     run_tokens = run_blocks * block_size
-    items = max(1, min(items * max(1, CHUNK_TOKENS // run_tokens), num_tiles * -(-batch.block_tables_RM.shape[1] // run_blocks)))
+    items = max(
+        1, min(items * max(1, CHUNK_TOKENS // run_tokens), num_tiles * -(-batch.block_tables_RM.shape[1] // run_blocks))
+    )
 
     query_XQ = tiles.token_X[:, None] + jnp.arange(tiles.height, dtype=jnp.int32)[None, :]
     real_XQ = jnp.arange(tiles.height, dtype=jnp.int32)[None, :] < tiles.count_X[:, None]
     query_XQ = jnp.where(real_XQ, query_XQ, num_tokens)
-    q_XQKGD = q_THD.at[query_XQ].get(mode="fill", fill_value=0).reshape(
-        num_tiles, tiles.height, num_kv_heads, group, head_dim
+    q_XQKGD = (
+        q_THD.at[query_XQ]
+        .get(mode="fill", fill_value=0)
+        .reshape(num_tiles, tiles.height, num_kv_heads, group, head_dim)
     )
     q_XKQGD = q_XQKGD.transpose(0, 2, 1, 3, 4).reshape(num_tiles, num_kv_heads, rows, head_dim)
 
@@ -211,7 +215,9 @@ def _seen(
     return seen_WQC
 
 
-def _sinks(sinks_H: Array | None, num_tiles: int, num_kv_heads: int, height: int, group: int) -> Float32[Array, "X K QG"] | None:
+def _sinks(
+    sinks_H: Array | None, num_tiles: int, num_kv_heads: int, height: int, group: int
+) -> Float32[Array, "X K QG"] | None:
     """The sink logit of each tile row: the running softmax starts from it, as from a key with no value."""
     if sinks_H is None:
         return None

@@ -11,6 +11,7 @@ from pathlib import Path
 import jax
 
 from jpaged import sizing, weights
+from jpaged.config import DType
 from jpaged.model import LoadedModel
 from models import cache, convert, default, tokenizers
 from models.config import ModelConfig
@@ -20,7 +21,7 @@ from models.llama import Llama, unstack
 __all__ = ["LoadedModel", "ModelConfig", "ModelError", "load"]
 
 
-def load(name: str, *, dtype: str = "auto", progress: bool | None = None) -> LoadedModel:
+def load(name: str, *, dtype: DType = "auto", progress: bool | None = None) -> LoadedModel:
     """Loads a model onto the device, fetching and converting it first if need be.
 
     Args:

@@ -49,7 +49,7 @@ class Embedding(nnx.Module):
         return self.weight[...].at[tokens_T].get(mode="clip")
 
     def attend(self, x_RE: Float[Array, "R E"]) -> Float32[Array, "R V"]:
-        return dot(x_RE, self.weight[...], jnp.float32)
+        return dot(x_RE, self.weight[...], "float32")
 
 
 class GatedMLP(nnx.Module):
@@ -64,7 +64,7 @@ class GatedMLP(nnx.Module):
         return self.down(jax.nn.silu(gate_up_T2F[:, 0]) * gate_up_T2F[:, 1])
 
 
-def dot(x_TI: Float[Array, "T I"], weight_OI: Float[Array, "O I"], out: jnp.dtype | type | None = None) -> Float[Array, "T O"]:
+def dot(x_TI: Float[Array, "T I"], weight_OI: Float[Array, "O I"], out: str | None = None) -> Float[Array, "T O"]:
     """The product with a matrix of [out, in], accumulated in float32, in x's dtype unless ``out`` says another."""
     return lax.dot_general(x_TI, weight_OI, (((1,), (1,)), ((), ())), preferred_element_type=out or x_TI.dtype)
 
@@ -77,7 +77,9 @@ def rotations(
     return jnp.cos(angles_TC) * factor, jnp.sin(angles_TC) * factor
 
 
-def rotate(x_TXD: Float[Array, "T *X D"], cos_TC: Float32[Array, "T C"], sin_TC: Float32[Array, "T C"]) -> Float[Array, "T *X D"]:
+def rotate(
+    x_TXD: Float[Array, "T *X D"], cos_TC: Float32[Array, "T C"], sin_TC: Float32[Array, "T C"]
+) -> Float[Array, "T *X D"]:
     """Rotates the pairs (i, i + D/2) of each head, in float32."""
     between = tuple(range(1, x_TXD.ndim - 1))
     cos, sin = jnp.expand_dims(cos_TC, between), jnp.expand_dims(sin_TC, between)

@@ -69,7 +69,9 @@ class Outer(nnx.Module):
     def __init__(self, config: ModelConfig, dtype: str):
         self.embed = Embedding(config.vocab_size, config.hidden_size, dtype)
         self.final_norm = Norm(config.hidden_size, config.rms_norm_eps, dtype)
-        self.lm_head = None if config.tie_word_embeddings else Linear((config.vocab_size, config.hidden_size), False, dtype)
+        self.lm_head = (
+            None if config.tie_word_embeddings else Linear((config.vocab_size, config.hidden_size), False, dtype)
+        )
 
 
 class Llama:
@@ -127,7 +129,7 @@ class Llama:
         outer = self._merged_outer(weights)
         if outer.lm_head is None:
             return outer.embed.attend(hidden_RE)
-        return dot(hidden_RE, outer.lm_head.weight[...], jnp.float32)
+        return dot(hidden_RE, outer.lm_head.weight[...], "float32")
 
     def _merged_outer(self, weights: Weights) -> Outer:
         return nnx.merge(self._outer, {name: part for name, part in weights.items() if name != "layers"})

@@ -1,9 +1,9 @@
 """Converts a checkpoint into a directory that loads fast, onto any number of devices.
 
-    python scripts/convert.py --source=~/models/Llama-3.2-1B-Instruct --target=llama-1b      a Hugging Face directory
-    python scripts/convert.py --source=SmolLM2-135M-Instruct.Q4_1.gguf --target=smollm2     a GGUF file
-    python scripts/convert.py --source=big.gguf --target=big --dtype=bfloat16               half the size
-    python scripts/decode.py --model=smollm2                                                what it is for
+    python scripts/convert.py --source=Llama-3.2-1B-Instruct --target=llama      a Hugging Face directory
+    python scripts/convert.py --source=SmolLM2.Q4_1.gguf --target=smollm2        a GGUF file
+    python scripts/convert.py --source=big.gguf --target=big --dtype=bfloat16    half the size of float32
+    python scripts/decode.py --model=smollm2                                     what it is for
 
 decode.py converts by itself what it is given, into the cache folder; this script is for choosing where, and in which
 precision. Families: llama (Llama 2 and 3, SmolLM2, and what else has their architecture). A Hugging Face directory has
@@ -34,17 +34,18 @@ GROUPS = {"Conversion": ("source", "target", "dtype"), "Output": ("verbose",)}
 
 
 def main() -> int:
-    absent = [f"--{flag.name}" for flag in (_SOURCE, _TARGET) if not flag.value]
-    if absent:
-        raise ValueError(f"{' and '.join(absent)} must be given; try --help")
-    source, target = Path(_SOURCE.value).expanduser(), Path(_TARGET.value).expanduser()
+    source, target = _SOURCE.value, _TARGET.value
+    if not source or not target:
+        raise ValueError(f"{source=} and {target=} must both be given; try --help")
 
     import jax  # here, because --help should not wait for it
 
     jax.config.update("jax_platforms", "cpu")  # no accelerator is needed, and one may be busy serving
     from models.convert import convert
 
-    convert(source, target, dtype=None if _DTYPE.value == "auto" else _DTYPE.value)
+    convert(
+        Path(source).expanduser(), Path(target).expanduser(), dtype=None if _DTYPE.value == "auto" else _DTYPE.value
+    )
     print(target)
     return command.OK
 

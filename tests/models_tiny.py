@@ -47,5 +47,3 @@ def with_bfloat16_frequencies(loaded: LoadedModel) -> LoadedModel:
 def golden(family: str, name: str = "golden") -> list[dict]:
     """The cases of a reference run; "golden_float32" is the one with exact frequencies."""
     return json.loads(Path(TINY / family / f"{name}.json").read_text())["cases"]
-
-

@@ -8,7 +8,6 @@ before its batch, or take another in: memory and time are those of the longest.
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -109,14 +108,17 @@ class StaticBatches:
         begin, spent = time.perf_counter(), np.zeros(2)
         for batch in workload.batches():
             spent += self.run_batch(
-                [workload.prompts[i] for i in batch], [workload.outputs[i] for i in batch], [served[i] for i in batch], begin
+                [workload.prompts[i] for i in batch],
+                [workload.outputs[i] for i in batch],
+                [served[i] for i in batch],
+                begin,
             )
         decoded = workload.output_tokens - len(served)
         return Run(
             served,
             time.perf_counter() - begin,
-            prefill=(workload.prompt_tokens, float(spent[0])),
-            decode=(decoded, float(spent[1])),
+            prefill_rate=workload.prompt_tokens / float(spent[0]),
+            decode_rate=decoded / float(spent[1]) if decoded else None,
         )
 
     def run_batch(
@@ -183,11 +185,3 @@ class StaticBatches:
     def _greedy(self, weights: Any, hidden_SE: Array) -> Int32[Array, " S"]:
         logits_SV = self._loaded.model.logits(weights, hidden_SE)[:, : self._vocab]
         return jnp.argmax(logits_SV, axis=-1).astype(jnp.int32)
-
-
-@functools.cache
-def cores() -> int:
-    """Processors that this process may use."""
-    import os
-
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

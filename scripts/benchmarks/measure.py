@@ -40,15 +40,15 @@ class Run:
     Attributes:
       served: Its requests.
       seconds: From start to last token.
-      prefill, decode: (tokens, seconds): prompt tokens and the steps that computed any, and the tokens sampled in
-        steps without prompts and those steps.
+      prefill_rate: Prompt tokens a second of the steps that computed any; None if there were none.
+      decode_rate: Tokens a second of the steps without prompts; None if there were none.
       blocks_peak, kv_share: Of the paged engine; None for others.
     """
 
     served: list[Served]
     seconds: float
-    prefill: tuple[int, float]
-    decode: tuple[int, float]
+    prefill_rate: float | None
+    decode_rate: float | None
     blocks_peak: int | None = None
     kv_share: float | None = None
 
@@ -77,12 +77,6 @@ class Run:
 def _gaps(one: Served) -> Iterable[tuple[float, int]]:
     for (before, _), (now, count) in zip(one.deltas, one.deltas[1:], strict=False):
         yield now - before, count
-
-
-def rate(part: tuple[int, float]) -> float | None:
-    """Tokens a second; None if there were none."""
-    tokens, seconds = part
-    return tokens / seconds if tokens and seconds > 0 else None
 
 
 def percentiles_ms(seconds: Iterable[float]) -> dict[str, float] | None:

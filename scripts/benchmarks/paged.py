@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Sequence
+from typing import Protocol
 
 from jpaged.config import SamplingParams
 from jpaged.llm import LLM
@@ -16,37 +17,16 @@ from .workloads import Workload
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 
 
-class Clock:
-    """Splits the time between the steps that are read into those that computed prompt tokens and those that did not.
+class Clock(Protocol):
+    """Steps an engine and times prefill and decode: `common.usage.Clock`."""
 
-    The device runs steps one after another and the engine waits for each, so that the time from one reading to the next
-    is that of the step.
-    """
+    def step(self) -> list[Sample]: ...
 
-    def __init__(self, llm: LLM):
-        self._stats = llm.engine.stats
-        self._stats.reset()
-        self._seen = (0, 0, 0)
-        self._last = time.perf_counter()
-        self.prefill, self.decode = (0, 0.0), (0, 0.0)
+    @property
+    def prefill_rate(self) -> float | None: ...
 
-    def tick(self) -> float:
-        """Call after each `Engine.step`. Returns the time."""
-        now = time.perf_counter()
-        stats = self._stats
-        steps, prompt, sampled = self._seen
-        if stats.steps > steps:
-            seconds, self._last = now - self._last, now
-            if stats.prefill_tokens > prompt:
-                self.prefill = (self.prefill[0] + stats.prefill_tokens - prompt, self.prefill[1] + seconds)
-            else:
-                self.decode = (self.decode[0] + stats.decode_tokens - sampled, self.decode[1] + seconds)
-            self._seen = (stats.steps, stats.prefill_tokens, stats.decode_tokens)
-        return now
-
-    def idle(self) -> None:
-        """Nothing ran until now."""
-        self._last = time.perf_counter()
+    @property
+    def decode_rate(self) -> float | None: ...
 
 
 def requests(llm: LLM, workload: Workload, params: SamplingParams = GREEDY) -> list[Request]:
@@ -60,57 +40,72 @@ def requests(llm: LLM, workload: Workload, params: SamplingParams = GREEDY) -> l
 
 
 def run(
-    llm: LLM, workload: Workload, params: SamplingParams = GREEDY, arrivals: Sequence[float] | None = None
+    llm: LLM,
+    workload: Workload,
+    clock: Clock,
+    params: SamplingParams = GREEDY,
+    arrivals: Sequence[float] | None = None,
 ) -> Run:
     """Serves the workload.
 
     Args:
       llm: The engine, idle.
       workload: What to serve.
+      clock: Steps the engine.
       params: How to sample.
       arrivals: Seconds at which each request comes, ascending; None: all at once.
     """
     waiting = list(zip(arrivals or [0.0] * len(workload.prompts), requests(llm, workload, params), strict=True))
     served = {request.samples[0]: Served(arrival) for arrival, request in waiting}
-    begin, clock = time.perf_counter(), Clock(llm)
     waiting.reverse()
+    llm.engine.stats.reset()
+    begin = time.perf_counter()
     while waiting or llm.engine.has_work:
         while waiting and waiting[-1][0] <= time.perf_counter() - begin:
             llm.engine.add(waiting.pop()[1])
         if not llm.engine.has_work:
             time.sleep(max(0.0, waiting[-1][0] - (time.perf_counter() - begin)))
-            clock.idle()
             continue
-        changed = llm.engine.step()
-        now = clock.tick() - begin
+        changed = clock.step()
+        now = time.perf_counter() - begin
         for sample in changed:
-            _receive(served[sample], sample, now)
+            one = served[sample]
+            one.receive(now, sample.token_ids[len(one.tokens) :])
     stats = llm.engine.stats
     return Run(
         list(served.values()),
         max(one.deltas[-1][0] for one in served.values()),
-        prefill=clock.prefill,
-        decode=clock.decode,
+        prefill_rate=clock.prefill_rate,
+        decode_rate=clock.decode_rate,
         blocks_peak=stats.blocks_peak,
         kv_share=stats.kv_share,
     )
 
 
-def step_seconds(llm: LLM, workload: Workload) -> float:
-    """Seconds of one decode step of all requests together, prompts long since computed."""
-    left = requests(llm, workload)
-    for request in left:
-        llm.engine.add(request)
-    while not all(request.samples[0].token_ids for request in left):
-        llm.engine.step()
-    begin = now = time.perf_counter()
-    before = sum(len(request.samples[0].token_ids) for request in left)
-    while llm.engine.has_work:
-        if llm.engine.step():
-            now = time.perf_counter()
-    made = sum(len(request.samples[0].token_ids) for request in left) - before
-    return (now - begin) * len(left) / made
+def step_seconds(llm: LLM, prompts: Sequence[Sequence[int]], steps: int) -> float:
+    """Seconds of one decode step of all prompts' sequences together, once all prompts are computed.
+
+    Measured over ``steps`` steps, rounded up to whole dispatches; then everything is aborted.
+    """
+    most = llm.engine.config.max_model_len or 0
+    wanted = [dataclasses.replace(GREEDY, max_tokens=most - len(prompt)) for prompt in prompts]
+    running = llm.make_requests([list(prompt) for prompt in prompts], wanted)
+    try:
+        for request in running:
+            llm.engine.add(request)
+        while not all(request.samples[0].token_ids for request in running):
+            llm.engine.step()
+        begin, before, made = time.perf_counter(), _tokens(running), 0
+        while made < steps * len(running):
+            llm.engine.step()
+            made = _tokens(running) - before
+        return (time.perf_counter() - begin) * len(running) / made
+    finally:
+        for request in running:
+            llm.engine.abort(request)
+        while llm.engine.has_work:
+            llm.engine.step()
 
 
-def _receive(one: Served, sample: Sample, now: float) -> None:
-    one.receive(now, sample.token_ids[len(one.tokens) :])
+def _tokens(running: Sequence[Request]) -> int:
+    return sum(len(request.samples[0].token_ids) for request in running)

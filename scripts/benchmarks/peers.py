@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +18,8 @@ from typing import IO, Any
 import numpy as np
 
 from jpaged.model import LoadedModel
+from models import default
+from models.cache import default_cache_dir
 from models.errors import ModelError
 
 from . import export_gguf, export_hf
@@ -139,6 +141,14 @@ def _answer(process: subprocess.Popen[str], log: Path, name: str) -> dict[str, A
     )
 
 
-def default_python() -> str:
-    """The Python that runs this."""
-    return sys.executable
+def gguf_source(model: str) -> Path | None:
+    """The GGUF file that a model of this name comes from, if it comes from one."""
+    if model == "default":
+        return default.fetch(default_cache_dir(), progress=False)
+    path = Path(model).expanduser()
+    return path if path.suffix == ".gguf" else None
+
+
+def processors() -> int:
+    """Processors that this process may use, which is how many threads XLA takes."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -35,7 +33,7 @@ CASES = {
     "parallel16": Case("16 parallel requests", 16, (64, 64), (128, 128), 16),
     "mixed": Case("64 requests of mixed lengths", 64, (16, 512), (16, 256), 16),
     "sampling": Case("16 parallel requests, sampled and greedy", 16, (64, 64), (128, 128), 16),
-    "context": Case("decode steps after a long and a short context", 16, (1024, 16), (16, 16), 16),
+    "context": Case("a decode step at a long and at a short context", 16, (16, 1024), (32, 32), 16),
 }
 
 
@@ -74,30 +72,10 @@ def synthetic(case: Case, vocab_size: int, seed: int = 0) -> Workload:
     return Workload(prompts, tuple(outputs.tolist()), case.slots)
 
 
-def from_file(path: Path, case: Case, encode: Callable[[str], list[int]], seed: int = 0) -> Workload:
-    """A prompt a line, as plain text or as JSON: a string, a list of ids, or an object with "prompt".
-
-    The case gives output lengths and slots; the file gives everything else.
-
-    Raises:
-      ValueError: no prompts, or lines that are none, all named.
-    """
-    prompts, faults = [], []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        if not line.strip():
-            continue
-        prompt = _parsed(line)
-        ids = encode(prompt) if isinstance(prompt, str) else prompt
-        if isinstance(ids, list) and ids and all(type(i) is int for i in ids):
-            prompts.append(tuple(ids))
-        else:
-            faults.append(f"{path}:{number}: {line.strip()[:40]!r} is no prompt; try a text or a list of ids")
-    if not prompts and not faults:
-        faults.append(f"{path} holds no prompts; try one a line")
-    if faults:
-        raise ValueError("\n".join(faults))
+def given(case: Case, prompts: Sequence[Sequence[int]], seed: int = 0) -> Workload:
+    """Prompts from elsewhere, as ids; the case says how many tokens each generates, and the slots."""
     outputs = np.random.default_rng(seed).integers(case.output_len[0], case.output_len[1] + 1, len(prompts))
-    return Workload(tuple(prompts), tuple(outputs.tolist()), case.slots)
+    return Workload(tuple(tuple(prompt) for prompt in prompts), tuple(outputs.tolist()), case.slots)
 
 
 def parse_range(text: str) -> Range:
@@ -117,13 +95,3 @@ def arrivals(requests: int, rate: float, seed: int = 0) -> Sequence[float]:
     if rate <= 0:
         return [0.0] * requests
     return np.cumsum(np.random.default_rng(seed).exponential(1 / rate, requests)).tolist()
-
-
-def _parsed(line: str) -> object:
-    try:
-        value = json.loads(line)
-    except ValueError:
-        return line
-    if isinstance(value, dict):
-        return value.get("prompt_token_ids", value.get("prompt"))
-    return value if isinstance(value, str | list) else line

@@ -1,4 +1,4 @@
-"""Makes up commands for a `World`: sensible ones, and some with exactly one fault, which alone must be the refusal's cause.
+"""Makes up commands for a `World`: sensible ones, and some with one fault, which alone must be cause for a refusal.
 
 Each takes a random number generator, which may be hypothesis in disguise, and returns the arguments of the `World`
 method of the same name as plain ints and lists, so that a failing program can be read.
@@ -9,8 +9,8 @@ from random import Random
 
 from tests.allocator.world import ATTACHES, DROPS, FORKS, KEEPS, World
 
-# Growth more often than the rest, so that memory gets full.
-SINGLE = (*("append", "grow") * 2, "copy_on_write", "fork", "attach", "truncate", "free", "keep", "drop")
+# Growth and caching more often than the rest, so that memory gets full and there is something to attach.
+SINGLE = (*("append", "grow", "attach", "keep") * 2, "copy_on_write", "fork", "truncate", "free", "drop")
 PLANS = ("apply",) * 3
 ALL = SINGLE + PLANS
 
@@ -71,7 +71,7 @@ def attach(rng: Random, world: World, fault: bool, also_cached: Sequence[int] = 
         if rng.choice([False, True]):
             lengths[row] += rng.choice([-size, -1, 1, size])
         else:
-            ids[row][rng.randrange(max(1, used[row]))] = rng.choice([null, *_dead_ids(world)])
+            ids[row][rng.randrange(max(1, used[row]))] = rng.choice([null, _dead_id(rng, world)])
     return {"dst": dst, "ids": ids, "lengths": lengths}
 
 
@@ -92,20 +92,21 @@ def keep(rng: Random, world: World, fault: bool) -> dict:
     null = world.geometry.num_blocks
     ids = [rng.choice([null, *world.full_blocks(), *world.cached_ids]) for _ in range(KEEPS)]
     if fault:
-        ids[rng.randrange(KEEPS)] = rng.choice(_dead_ids(world))
+        ids[rng.randrange(KEEPS)] = _dead_id(rng, world)
     return {"ids": ids}
 
 
 def drop(rng: Random, world: World, fault: bool) -> dict:
     null = world.geometry.num_blocks
-    ids = rng.sample([null] * DROPS + world.cached_ids, DROPS)
+    few = rng.sample(world.cached_ids, min(rng.randint(0, 2), len(world.cached_ids)))
+    ids = rng.sample(few + [null] * (DROPS - len(few)), DROPS)
     # More references than there are, even if the same plan keeps the block. Fewer would be somebody else's, which the
     # pool cannot tell apart: not to drop them is the host's part.
     overdrawn = [block for block, name in world.name_of.items() if world.model.holders(name) + KEEPS < DROPS]
     if fault and overdrawn and rng.choice([False, True]):
         ids = [rng.choice(overdrawn)] * DROPS
     elif fault:
-        ids[rng.randrange(DROPS)] = rng.choice(_dead_ids(world))
+        ids[rng.randrange(DROPS)] = _dead_id(rng, world)
     return {"ids": ids}
 
 
@@ -138,10 +139,12 @@ def apply(rng: Random, world: World, fault: bool) -> dict:
     return plan
 
 
-def _dead_ids(world: World) -> list[int]:
-    """What is no block, and a few free blocks, neither more often than the other."""
+def _dead_id(rng: Random, world: World) -> int:
+    """A free block, or what is no block at all: one too far, or a live one counted from the end."""
     null = world.geometry.num_blocks
-    return [-1, null + 1, *[block for block in range(null) if block not in world.name_of][:2]]
+    live = [*world.name_of]
+    unused = [block for block in range(null) if block not in world.name_of]
+    return rng.choice([null + 1, rng.choice(live or [0]) - null, rng.choice(unused or [-1])])
 
 
 def _destinations(rng: Random, world: World, count: int) -> list[int]:

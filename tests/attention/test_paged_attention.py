@@ -41,7 +41,9 @@ def test_the_oracle_reads_through_the_table():
     assert out[:, 0, 0] == pytest.approx([1.5, 4.0])
 
 
-def make_case(seed, q_lens, kv_lens, *, heads=(2, 3), head_dim=8, block_size=4, spare=3, pad=0, width=None, dtype="float32"):
+def make_case(
+    seed, q_lens, kv_lens, *, heads=(2, 3), head_dim=8, block_size=4, spare=3, pad=0, width=None, dtype="float32"
+):
     """A ragged batch over shuffled blocks; everything that no row owns is NaN, in the cache and in the padding."""
     rng = np.random.default_rng(seed)
     num_kv_heads, group = heads
@@ -96,11 +98,24 @@ def check(case, pad, *, rtol=1e-5, **options):
     sinks = options.pop("sinks", None)
     plain = {name: value for name, value in options.items() if value is not None}
     out, after = run(
-        jnp.asarray(q), jnp.asarray(k), jnp.asarray(v), fresh, jnp.int32(1), jnp.asarray(tables), jnp.asarray(kv_lens),
-        jnp.asarray(cu), {**plain, "sinks": None if sinks is None else jnp.asarray(sinks, jnp.float32)},
+        jnp.asarray(q),
+        jnp.asarray(k),
+        jnp.asarray(v),
+        fresh,
+        jnp.int32(1),
+        jnp.asarray(tables),
+        jnp.asarray(kv_lens),
+        jnp.asarray(cu),
+        {**plain, "sinks": None if sinks is None else jnp.asarray(sinks, jnp.float32)},
     )
     want = reference.paged_attention(
-        q, owned[1], tables, kv_lens, cu, **{"sm_scale": 1 / math.sqrt(q.shape[-1]), **plain}, sinks_H=None if sinks is None else np.asarray(sinks)
+        q,
+        owned[1],
+        tables,
+        kv_lens,
+        cu,
+        **{"sm_scale": 1 / math.sqrt(q.shape[-1]), **plain},
+        sinks_H=None if sinks is None else np.asarray(sinks),
     )
     np.testing.assert_allclose(np.asarray(out, np.float64)[: cu[-1]], want[: cu[-1]], rtol=rtol, atol=rtol)
     assert not np.asarray(out)[cu[-1] :].any()  # padding queries give zeros
@@ -127,10 +142,19 @@ def test_the_xla_backend_is_the_oracle(name, block_size):
     check(make_case(0, q_lens, kv_lens, block_size=block_size, pad=2), 2)
 
 
-@pytest.mark.parametrize("options", [
-    {"sliding_window": 1}, {"sliding_window": 5}, {"sliding_window": 150}, {"soft_cap": 1.5}, {"sm_scale": 0.7},
-    {"sinks": [0.5, -1.0, 2.0, 0.0, 9.0, -30.0]}, {"sliding_window": 3, "soft_cap": 2.0, "sinks": [1.0] * 6},
-], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sliding_window": 1},
+        {"sliding_window": 5},
+        {"sliding_window": 150},
+        {"soft_cap": 1.5},
+        {"sm_scale": 0.7},
+        {"sinks": [0.5, -1.0, 2.0, 0.0, 9.0, -30.0]},
+        {"sliding_window": 3, "soft_cap": 2.0, "sinks": [1.0] * 6},
+    ],
+    ids=str,
+)
 def test_options(options):
     check(make_case(1, [1, 6, 0, 1, 33], [5, 9, 0, 300, 170], pad=1), 1, **options)
 
@@ -148,7 +172,11 @@ ROWS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 150)), min_size=1, 
 def test_any_ragged_batch(rows, block_size, pad, window, seed):
     q_lens = [q for q, _ in rows]
     pad += not sum(q_lens)  # at least one token, so that shapes are not empty
-    check(make_case(seed, q_lens, [q + past for q, past in rows], block_size=block_size, pad=pad), pad, sliding_window=window)
+    check(
+        make_case(seed, q_lens, [q + past for q, past in rows], block_size=block_size, pad=pad),
+        pad,
+        sliding_window=window,
+    )
 
 
 def test_bfloat16_within_its_rounding():
@@ -173,7 +201,13 @@ def test_memory_does_not_grow_with_the_table():
     def temporaries(width):
         q, _, cache, tables, kv_lens, cu = make_case(5, [1] * 4, [100] * 4, width=width, spare=4)
         args = (jnp.asarray(q), None, None, cache, 1, jnp.asarray(tables), jnp.asarray(kv_lens), jnp.asarray(cu))
-        return jax.jit(paged_attention, static_argnames="max_q_len").lower(*args).compile().memory_analysis().temp_size_in_bytes
+        return (
+            jax.jit(paged_attention, static_argnames="max_q_len")
+            .lower(*args)
+            .compile()
+            .memory_analysis()
+            .temp_size_in_bytes
+        )
 
     assert temporaries(8192) <= temporaries(256) * 1.05
 
@@ -192,11 +226,19 @@ def test_token_rows_by_hand():
 
 
 def test_every_misfit_is_named():
-    q, _, cache, tables, kv_lens, cu = make_case(7, [1], [3])
+    _, _, cache, tables, kv_lens, _ = make_case(7, [1], [3])
     with pytest.raises(ValueError, match=r"k and v must both.*q\.shape.*cu_q_lens.*sinks.*max_q_len"):
         paged_attention(
-            jnp.zeros((1, 5, 8)), jnp.zeros((1, 2, 8)), None, cache, 0, jnp.asarray(tables), jnp.asarray(kv_lens),
-            jnp.zeros(5, jnp.int32), sinks=jnp.zeros(2), max_q_len=0,
+            jnp.zeros((1, 5, 8)),
+            jnp.zeros((1, 2, 8)),
+            None,
+            cache,
+            0,
+            jnp.asarray(tables),
+            jnp.asarray(kv_lens),
+            jnp.zeros(5, jnp.int32),
+            sinks=jnp.zeros(2),
+            max_q_len=0,
         )
 
 

@@ -14,7 +14,7 @@ from jpaged.config import EngineConfig
 from jpaged.engine import Engine
 from tests.models_tiny import golden, tiny
 
-SMALL = {"dtype": "float32", "max_model_len": 128, "max_num_seqs": 4, "max_num_batched_tokens": 32, "block_size": 4}
+SMALL = {"dtype": "float32", "max_model_len": 128, "max_num_seqs": 2, "max_num_batched_tokens": 16, "block_size": 4}
 PROMPT = [311, 303, 192]
 
 
@@ -31,7 +31,10 @@ def conserved(monkeypatch):
     def checked(self):
         changed = step(self)
         paged = jax.device_get(self.state.paged)
-        null, free = paged.refs_N.shape[0] if hasattr(paged, "refs_N") else paged.pool.refs_N.shape[0], paged.pool.num_free
+        null, free = (
+            paged.refs_N.shape[0] if hasattr(paged, "refs_N") else paged.pool.refs_N.shape[0],
+            paged.pool.num_free,
+        )
         held = paged.tables_SM[paged.tables_SM < null]
         assert len(set(held.tolist())) == len(held) == null - free
         assert sorted([*held.tolist(), *paged.pool.free_N[:free].tolist()]) == list(range(null))
@@ -67,7 +70,9 @@ def test_logprobs_are_those_of_the_model(llm):
         for candidate, entry in found.items():
             assert entry.logprob == pytest.approx(float(scores[place][candidate]), abs=1e-4)
             assert entry.rank == 1 + int((scores[place] > scores[place][candidate]).sum())
-    assert out.cumulative_logprob == pytest.approx(sum(f[t].logprob for f, t in zip(out.logprobs, out.token_ids, strict=True)))
+    assert out.cumulative_logprob == pytest.approx(
+        sum(f[t].logprob for f, t in zip(out.logprobs, out.token_ids, strict=True))
+    )
 
 
 def test_a_seeded_request_does_not_depend_on_its_batch(llm):
@@ -113,7 +118,8 @@ def test_every_wrong_request_is_named_before_anything_runs(llm):
     with pytest.raises(ValueError) as caught:
         llm.generate(
             [[], [1] * 500, PROMPT, [320], "text", PROMPT, PROMPT],
-            [SamplingParams()] * 3 + [SamplingParams(temperature=float("nan"))] * 2
+            [SamplingParams()] * 3
+            + [SamplingParams(temperature=float("nan"))] * 2
             + [SamplingParams(n=99), SamplingParams(max_tokens=126)],
         )
     lines = str(caught.value).split("\n")
@@ -132,7 +138,9 @@ def test_nan_in_unowned_memory_changes_nothing(llm):
     state = llm.engine._state
     llm.engine._state = state.replace(cache=state.cache.replace(data=jnp.full_like(state.cache.data, jnp.nan)))
     cases = golden("llama", "golden_float32")
-    out = llm.generate([case["prompt"] for case in cases], SamplingParams(temperature=0, max_tokens=32, ignore_eos=True))
+    out = llm.generate(
+        [case["prompt"] for case in cases], SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)
+    )
     assert [o.outputs[0].token_ids for o in out] == [case["greedy"] for case in cases]
 
 
@@ -153,13 +161,20 @@ def test_nothing_compiles_after_warm_up():
     assert sum(warm.engine.steps.traces.values()) == len(warm.engine.steps.traces) == buckets
     rng, compiled = random.Random(0), []
     jax.monitoring.register_event_duration_secs_listener(
-        lambda name, seconds, **_: compiled.append(name) if name == "/jax/core/compile/backend_compile_duration" else None
+        lambda name, seconds, **_: (
+            compiled.append(name) if name == "/jax/core/compile/backend_compile_duration" else None
+        )
     )
     prompts = [[rng.randrange(320) for _ in range(rng.randint(1, 60))] for _ in range(200)]
     params = [
         SamplingParams(
-            temperature=rng.choice([0, 0.8]), top_p=rng.choice([1.0, 0.9]), max_tokens=rng.randint(1, 40), seed=i,
-            logprobs=rng.choice([None, 3]), prompt_logprobs=rng.choice([None, 1]), frequency_penalty=rng.choice([0, 0.5]),
+            temperature=rng.choice([0, 0.8]),
+            top_p=rng.choice([1.0, 0.9]),
+            max_tokens=rng.randint(1, 40),
+            seed=i,
+            logprobs=rng.choice([None, 3]),
+            prompt_logprobs=rng.choice([None, 1]),
+            frequency_penalty=rng.choice([0, 0.5]),
         )
         for i in range(200)
     ]

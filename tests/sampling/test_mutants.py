@@ -64,13 +64,6 @@ MUTANTS = [
         checks.top_p_is_of_what_top_k_left,
     ),
     Mutant(
-        "a rejected draw stays in",
-        "weights.py",
-        "mass_R = ranks.weight_before(x_RV, weights_RV, bound)",
-        "mass_R = ranks.weight_before(x_RV, weights_RV, bound) + 1",
-        checks.top_p_keeps_no_token_too_many,
-    ),
-    Mutant(
         "ties go to the highest id",
         "ranks.py",
         "index_R = jnp.min(jnp.where(x_RN == value_R[:, None], index_RN, x_RN.shape[1] - 1), axis=1)",

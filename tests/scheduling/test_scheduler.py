@@ -88,7 +88,9 @@ def test_random_traffic_never_overflows_the_pool_and_always_ends(late):
             if planned is not None:
                 for slot in planned.freed:
                     length[slot], over[slot] = 0, False
-                rows = list(zip(planned.slots_R.tolist(), planned.counts_R.tolist(), planned.prefills_R.tolist(), strict=True))
+                rows = list(
+                    zip(planned.slots_R.tolist(), planned.counts_R.tolist(), planned.prefills_R.tolist(), strict=True)
+                )
                 assert sum(count for _, count, _ in rows) <= limits.tokens
                 for slot, count, prefills in rows:
                     limit = int(queue.limit_S[slot])
@@ -105,7 +107,10 @@ def test_random_traffic_never_overflows_the_pool_and_always_ends(late):
                 number, num_free, rows, keys, read, ended = in_flight.pop(0)
                 alive = [(slot, key) for (slot, _, _), key in zip(rows, keys, strict=True) if key.key not in finished]
                 budget = budget.harvest(
-                    number, num_free, np.array([s for s, _ in alive], np.int64), np.array([read[s] for s, _ in alive], np.int64)
+                    number,
+                    num_free,
+                    np.array([s for s, _ in alive], np.int64),
+                    np.array([read[s] for s, _ in alive], np.int64),
                 )
                 gone = [(slot, key) for slot, key in alive if ended[slot]]
                 finished += [key.key for _, key in gone]

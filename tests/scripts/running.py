@@ -79,3 +79,14 @@ def finish(process: subprocess.Popen[bytes], stdin: bytes | None = None) -> Done
     finally:
         process.kill()
     return Done(process.returncode, (out or b"").decode(), err.decode())
+
+
+def abandon(process: subprocess.Popen[bytes]) -> Done:
+    """Stops reading what it prints, as `head` does."""
+    assert process.stdout is not None
+    process.stdout.close()
+    try:
+        _, err = process.communicate(timeout=SECONDS)
+    finally:
+        process.kill()
+    return Done(process.returncode, "", err.decode())

@@ -11,7 +11,7 @@ from tests.scripts.running import GOLDEN, TINY, Done, Script
 
 pytestmark = pytest.mark.xdist_group("decode")  # one cache folder, one conversion
 
-CASES = json.loads((GOLDEN / "tiny" / "llama" / "golden.json").read_text())["cases"]
+CASES = json.loads((GOLDEN / "tiny" / "llama" / "golden_float32.json").read_text())["cases"]
 
 
 def json_lines(path: Path, *lines: Any) -> Path:

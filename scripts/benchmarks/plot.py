@@ -1,0 +1,59 @@
+"""Bars of the rates that a benchmark found. matplotlib draws them, where it is installed; it is no dependency."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+
+from .measure import Spread
+from .report import Results
+
+FORMATS = (".png", ".svg", ".pdf")
+
+
+def check(path: str) -> None:
+    """Before anything is measured.
+
+    Raises:
+      ValueError: it cannot be drawn, or not into such a file.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ValueError("--plot needs matplotlib, which is not installed; try `pip install matplotlib`, or --json")
+    if Path(path).suffix not in FORMATS:
+        raise ValueError(f"--plot={path} must end in one of {', '.join(FORMATS)}")
+    if not Path(path).resolve().parent.is_dir():
+        raise ValueError(f"--plot={path} is in a folder that does not exist; make it first")
+
+
+def rates(drawn: Sequence[Results], path: str) -> None:
+    """Output tokens a second of each engine, a group of bars for each case; whiskers reach from the least to the most."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(2.5 + 2 * len(drawn), 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    labels: dict[str, str] = {}
+    for group, results in enumerate(drawn):
+        bars = _bars(results)
+        for place, (name, spread) in enumerate(bars):
+            x = group + (place - (len(bars) - 1) / 2) * 0.25
+            whiskers = [[spread.median - spread.least], [spread.most - spread.median]]
+            color = labels.setdefault(name, f"C{len(labels)}")
+            axes.bar(x, spread.median, 0.23, yerr=whiskers, color=color, capsize=3)
+    handles = [axes.bar(0, 0, color=color, label=name) for name, color in labels.items()]
+    axes.legend(handles=handles, frameon=False)
+    axes.set_xticks(range(len(drawn)), [results.setting.case for results in drawn])
+    axes.set_ylabel("output tokens/s")
+    axes.set_title(str(drawn[0].setting) if drawn else "", fontsize="small")
+    figure.savefig(path)
+
+
+def _bars(results: Results) -> list[tuple[str, Spread]]:
+    found = [("paged", Spread.of(results.rates))]
+    if results.baseline:
+        found.append(("static batches", Spread.of(run.tokens_per_s for run in results.baseline)))
+    if results.peer is not None:
+        found.append((results.peer[0].split(",")[0], Spread.of(results.peer_rates)))
+    return found

@@ -1,0 +1,81 @@
+"""The whole engine on the real default model, against transformers: ids, greedy tokens, and first-step logits."""
+
+import functools
+
+import numpy as np
+import pytest
+
+import models
+from jpaged import LLM, SamplingParams
+from tests.fixtures import GOLDEN, golden
+
+pytestmark = pytest.mark.xdist_group("smollm2")
+
+NAMES = sorted(path.stem for path in (GOLDEN / "smollm2").glob("*.json") if path.stem != "tokens")
+GREEDY = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
+
+
+@functools.cache
+def loaded():
+    return models.load("default", dtype="float32", progress=False)
+
+
+@functools.cache
+def engine(block_size: int, decode_steps: int) -> LLM:
+    return LLM(
+        loaded(),
+        dtype="float32",
+        block_size=block_size,
+        decode_steps=decode_steps,
+        max_model_len=1536,
+        max_num_seqs=11,
+        max_num_batched_tokens=256,
+        num_blocks=4096 // block_size,
+    )
+
+
+def check(llm: LLM, names: list[str]) -> None:
+    cases = [golden(f"smollm2/{name}.json") for name in names]
+    outputs = llm.generate([case["prompt"] for case in cases], GREEDY)
+    for output, case in zip(outputs, cases, strict=True):
+        assert output.prompt_token_ids == case["prompt_ids"]
+        assert output.outputs[0].token_ids == case["greedy_ids"], case["name"]
+
+
+@pytest.mark.parametrize("decode_steps", [1, 8])
+@pytest.mark.parametrize("block_size", [1, 16, 128])
+def test_all_together(block_size, decode_steps):
+    check(engine(block_size, decode_steps), NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_alone(name):
+    check(engine(16, 8), [name])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_first_step_logits(name):
+    case = golden(f"smollm2/{name}.json")
+    logits = engine(16, 8).compute_logits(case["prompt_ids"])[-1]
+    ids = np.array([token for token, _ in case["first_step_top5"]])
+    np.testing.assert_array_equal(np.argsort(-logits, kind="stable")[:5], ids)
+    np.testing.assert_allclose(logits[ids], [score for _, score in case["first_step_top5"]], atol=2e-3, rtol=0)
+
+
+def test_text_streams_in_whole_characters():
+    """The joined pieces are the text, and a piece never ends inside a character (the model writes emoji here)."""
+    case = golden("smollm2/unicode.json")
+    pieces = [delta.text for delta in engine(16, 8).stream(case["prompt"], GREEDY)]
+    text = "".join(pieces)
+    assert text == case["greedy_text"]
+    assert "\ufffd" not in "".join(pieces[:-1])
+
+
+def test_stop_strings_end_text_ids_and_logprobs():
+    output = engine(16, 8).generate(
+        "Three primary colors:\n1. Red\n2.",
+        SamplingParams(temperature=0, max_tokens=40, stop=["Yellow", "Grey"], logprobs=0),
+    )[0].outputs[0]
+    assert output.text == " Blue\n3. Green\n4. "
+    assert (output.finish_reason, output.stop_reason) == ("stop", "Yellow")
+    assert len(output.token_ids) == len(output.logprobs) == 9
