@@ -65,12 +65,15 @@ class Engine:
             max_steps=settled.decode_steps,
             rows=self._rows,
         )
-        self._state = step.create_state(
+        state = step.create_state(
             self.layout,
             max_num_seqs=settled.max_num_seqs,
             max_model_len=settled.max_model_len,
             samplers=sampling.create(self._rows, settled.max_num_seqs),
         )
+        # Where the weights are, and committed as a step's results are: else the second step would compile anew.
+        (device,) = jax.tree.leaves(loaded.weights)[0].devices()
+        self._state = jax.device_put(state, device)
         self._limits = Limits(
             tokens=settled.max_num_batched_tokens,
             admissions=min(MAX_ADMISSIONS, settled.max_num_seqs),

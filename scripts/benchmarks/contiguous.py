@@ -98,7 +98,8 @@ class StaticBatches:
         tokenizer = loaded.tokenizer
         self._vocab = spec.vocab_size if tokenizer is None else min(spec.vocab_size, tokenizer.vocab_size)
         shape = (spec.num_layers, 2, self._rows, spec.num_kv_heads, self._max_len, spec.head_dim)
-        self._cache = jnp.zeros(shape, dtype)
+        # Where the weights are, and bound to it as they are: else the first call has an executable of its own.
+        self._cache = jax.device_put(jnp.zeros(shape, dtype), jax.tree.leaves(loaded.weights)[0].sharding)
         self._prefill = jax.jit(self._prefill_fn, donate_argnames="cache")
         self._decode = jax.jit(self._decode_fn, static_argnames="reads", donate_argnames="cache")
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
+
+import jax
 
 from jpaged.config import SamplingParams
 from jpaged.llm import LLM
@@ -24,7 +27,7 @@ def throughput(
     """Fills ``results``: paged engine, static batches, peer, in turn.
 
     Raises:
-      RuntimeError: something compiled in a timed run, so its time means nothing.
+      RuntimeError: see `nothing_compiles`.
       PeerError: the peer ended.
     """
     workload, config = results.workload, llm.config
@@ -40,10 +43,11 @@ def throughput(
     static.run(workload)
     done()
     for _ in range(repeats):
-        results.paged.append(timed(llm, workload, clock_of))
-        done()
-        results.baseline.append(static.run(workload))
-        done()
+        with nothing_compiles():
+            results.paged.append(paged.run(llm, workload, clock_of(llm)))
+            done()
+            results.baseline.append(static.run(workload))
+            done()
         if peer is not None:
             seconds, results.peer_outputs = peer.run()
             results.peer_seconds.append(seconds)
@@ -59,9 +63,10 @@ def sampling(
         done()
     sampled = []
     for _ in range(repeats):
-        results.paged.append(timed(llm, results.workload, clock_of))
-        sampled.append(timed(llm, results.workload, clock_of, params))
-        done()
+        with nothing_compiles():
+            results.paged.append(paged.run(llm, results.workload, clock_of(llm)))
+            sampled.append(paged.run(llm, results.workload, clock_of(llm), params))
+            done()
     return sampled
 
 
@@ -85,10 +90,23 @@ def contexts(
     return found
 
 
-def timed(llm: LLM, workload: Workload, clock_of: ClockOf, params: SamplingParams = GREEDY) -> Run:
-    """A run in which nothing may compile."""
-    before = llm.engine.steps.traces.total()
-    run = paged.run(llm, workload, clock_of(llm), params)
-    if llm.engine.steps.traces.total() != before:
-        raise RuntimeError("a step was compiled in a timed run; its shape was not among those that were warmed up")
-    return run
+@contextlib.contextmanager
+def nothing_compiles() -> Iterator[None]:
+    """A context in which times are taken.
+
+    Raises:
+      RuntimeError: something was compiled in it, so the times mean nothing: warming up has missed a shape.
+    """
+    found: list[str] = []
+
+    def listen(event: str, duration_secs: float, **facts: str | int) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            found.append(str(facts.get("fun_name", "something")))
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    if found:
+        raise RuntimeError(f"{', '.join(found)} compiled in a timed run; warming up has missed a shape")

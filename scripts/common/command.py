@@ -16,6 +16,7 @@ from absl import app, flags
 from absl import logging as absl_logging
 
 from .help import render
+from .interrupt import Interrupt
 
 OK, FAULT, INTERRUPTED, READER_GONE = 0, 2, 130, 141
 
@@ -93,29 +94,28 @@ def _body(main: Callable[[], int], _: Sequence[str]) -> int:
 
 def _guarded(script: Callable[[], None]) -> int:
     """Runs what exits by itself when all goes well; the status otherwise."""
-    try:
-        script()
-        return OK
-    except KeyboardInterrupt:
-        _let_go_of_output()
-        return INTERRUPTED
-    except BrokenPipeError:
-        _let_go_of_output()
-        return READER_GONE
-    except OSError as error:
-        problem = f"{error.strerror}: {error.filename}" if error.strerror and error.filename else error
-        return _report(problem)
-    except (ValueError, MemoryError) as error:
-        return _report(error or "out of memory")
-    except RuntimeError as error:
-        if type(error).__name__ != "JaxRuntimeError":  # named, for naming its class would import jax
-            raise
-        return _report(error)
+    with Interrupt() as interrupt:
+        try:
+            script()
+        except BrokenPipeError:
+            _let_go_of_output()
+            return READER_GONE
+        except (OSError, ValueError, MemoryError, RuntimeError) as error:
+            # A device's error is named, for naming its class would import jax. Other RuntimeErrors are bugs.
+            is_bug = isinstance(error, RuntimeError) and type(error).__name__ != "JaxRuntimeError"
+            if is_bug or interrupt.wanted:
+                raise
+            return _report(error)
+    _let_go_of_output()
+    return INTERRUPTED
 
 
-def _report(problem: object) -> int:
+def _report(error: BaseException) -> int:
     if flags.FLAGS.is_parsed() and _VERBOSE.value:
         logging.exception("the traceback, for --verbose:")
+    problem: object = error if str(error) else "out of memory"
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        problem = f"{error.strerror}: {error.filename}"
     complain(f"{os.path.basename(sys.argv[0])}: {problem}")
     _let_go_of_output()
     return FAULT

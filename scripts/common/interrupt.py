@@ -1,15 +1,23 @@
-"""Ctrl-C while there is something to save. Knows nothing of what that is."""
+"""Ctrl-C, however deep in somebody else's code it arrives, and while there is something to save. Knows nothing of what
+that is.
+
+Python raises KeyboardInterrupt wherever it happens to be. In an extension module this may come back as any other error,
+and in a callback it is dropped. So here an error after Ctrl-C is Ctrl-C, and one that was dropped is raised again.
+"""
 
 from __future__ import annotations
 
+import _thread
 import signal
-from types import FrameType, TracebackType
+import sys
+from types import FrameType
 
 
 class Interrupt:
-    """A context in which Ctrl-C asks politely: `wanted` turns True, and the work ends where it can.
+    """A context that Ctrl-C ends, without an error: `wanted` says whether it did. They may be nested.
 
-    A second Ctrl-C raises KeyboardInterrupt, and so does the first while nothing is `worth_saving`.
+    While something is `worth_saving`, the first Ctrl-C only sets `wanted`, for the work to end where it can; the second
+    does not wait.
     """
 
     def __init__(self) -> None:
@@ -17,16 +25,23 @@ class Interrupt:
         self.worth_saving = False
 
     def __enter__(self) -> Interrupt:
-        self._before = signal.signal(signal.SIGINT, self._handle)
+        self._before = signal.signal(signal.SIGINT, self._handle), sys.unraisablehook
+        sys.unraisablehook = _insist
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: TracebackType | BaseException | None) -> bool:
-        signal.signal(signal.SIGINT, self._before)
-        if kind is KeyboardInterrupt:
-            self.wanted = True
-        return kind is KeyboardInterrupt
+    def __exit__(self, *_: object) -> bool:
+        signal.signal(signal.SIGINT, self._before[0])
+        sys.unraisablehook = self._before[1]
+        return self.wanted
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         hurried, self.wanted = self.wanted, True
         if hurried or not self.worth_saving:
             raise KeyboardInterrupt
+
+
+def _insist(dropped: sys.UnraisableHookArgs) -> None:
+    if issubclass(dropped.exc_type, KeyboardInterrupt):
+        _thread.interrupt_main()
+    else:
+        sys.__unraisablehook__(dropped)

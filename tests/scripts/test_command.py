@@ -28,11 +28,35 @@ def test_the_first_interrupt_asks_and_the_second_insists():
 
 
 def test_an_interrupt_with_nothing_to_save_does_not_wait():
+    before = signal.getsignal(signal.SIGINT)
     with Interrupt() as asked:
         interrupt()
         pytest.fail("went on")
     assert asked.wanted
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_an_interrupt_that_came_back_as_another_error_is_one():
+    with Interrupt() as asked:
+        try:
+            interrupt()
+        except KeyboardInterrupt:
+            raise ImportError("while initializing the extension") from None
+    assert asked.wanted
+
+
+def test_an_interrupt_that_was_dropped_is_raised_again(capsys: pytest.CaptureFixture[str]):
+    class Deaf:
+        def __del__(self) -> None:
+            interrupt()
+
+    with Interrupt() as asked:
+        Deaf()
+        for _ in range(1000):
+            time.sleep(0.001)
+        pytest.fail("went on")
+    assert asked.wanted
+    assert capsys.readouterr().err == ""
 
 
 def test_other_errors_pass():

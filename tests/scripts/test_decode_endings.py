@@ -39,14 +39,15 @@ def test_ctrl_c_prints_what_there_is(long: subprocess.Popen[bytes]):
     over = reasons.count("length")
     assert 1 <= over < PROMPTS
     assert reasons == ["length"] * over + ["abort"] * (len(reasons) - over)
-    assert 1 <= reasons.count("abort") <= 2
+    assert reasons.count("abort") <= 2  # none, if both have just begun
     assert all(0 < len(one["token_ids"]) < 100 for one in found[over:])
     assert [one["index"] for one in found] == list(range(len(found)))
     assert "KV blocks at peak" in done.err
 
 
-def test_ctrl_c_while_loading_is_quiet(long: subprocess.Popen[bytes]):
-    time.sleep(1)
+@pytest.mark.parametrize("seconds", [0.5, 1, 2, 4])
+def test_ctrl_c_while_loading_is_quiet(long: subprocess.Popen[bytes], seconds: float):
+    time.sleep(seconds)
     long.send_signal(signal.SIGINT)
     done = finish(long)
     assert (done.status, done.out, done.err) == (130, "", "")

@@ -163,18 +163,13 @@ def test_a_directory_with_one_gguf_file_is_that_file(tmp_path: Path):
 
 
 def test_smollm2():
-    """Values of the real file, decoded here by the format's definition, from the bytes that `gguf` points at."""
+    """What the real file says; that its numbers are right, the golden answers of the model tell."""
     source = open_source(smollm2_gguf())
     config = source.config
     assert (config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim) == (30, 9, 3, 64)
     assert (config.hidden_size, config.intermediate_size, config.vocab_size) == (576, 1536, 49152)
     assert config.rope.theta == 100_000.0 and config.tie_word_embeddings and config.eos_token_ids == (2,)
-    info = source.tensors["blk.7.ffn_down.weight"]
-    assert info == ((576, 1536), "Q4_1", np.float32)
-    found = source.read("blk.7.ffn_down.weight")
-    reader = gguf.GGUFReader(smollm2_gguf())
-    tensor = next(t for t in reader.tensors if t.name == "blk.7.ffn_down.weight")
-    block = tensor.data[3, 20 * 5 : 20 * 6]  # row 3, values 160 to 191
-    scale, low = (float(x) for x in block[:4].view(np.float16))
-    expected = [scale * q + low for q in (*(block[4:] & 15), *(block[4:] >> 4))]
-    np.testing.assert_allclose(found[3, 160:192], expected, rtol=1e-6)
+    assert source.tensors["blk.7.ffn_down.weight"] == ((576, 1536), "Q4_1", np.float32)
+    assert len(source.tensors) == 272
+    norms = source.read("blk.7.attn_norm.weight")
+    assert norms.shape == (576,) and np.isfinite(norms).all() and norms.std() > 0
