@@ -143,9 +143,7 @@ def _build(
     size = sum(int(np.prod(shape)) * dtypes[name].itemsize for name, shape in shapes.items())
     if (free := shutil.disk_usage(work).free) < size:
         raise OSError(errno.ENOSPC, f"{size / 1e6:,.0f} MB are wanted, {free / 1e6:,.0f} MB are free")
-    tokenizer = tokenizers.load_tokenizer(source.path)  # before the weights: what fails should fail soon
-    if tokenizer is not None:
-        tokenizer.save(work)
+    _save_tokenizer(source, work)  # before the weights: what fails should fail soon
     hidden = None if progress is None else not progress
     with tqdm(total=2 * size, unit="B", unit_scale=True, desc="reading", disable=hidden) as bar:
         tree = convert_tensors(source, steps, shapes, dtypes, config, bar.update)
@@ -154,6 +152,15 @@ def _build(
             weights.save(work / _WEIGHTS, tree)
     (work / _CONFIG).write_text(config.to_json() + "\n", encoding="utf-8")
     (work / _RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+def _save_tokenizer(source: Source, work: Path) -> None:
+    """Checkpoints without one are whole all the same: such a model runs on ids."""
+    if isinstance(source, GGUFFile) and "tokenizer.ggml.model" not in source.metadata:
+        return
+    tokenizer = tokenizers.load_tokenizer(source.path)
+    if tokenizer is not None:
+        tokenizer.save(work)
 
 
 @contextlib.contextmanager

@@ -110,7 +110,10 @@ def _measure(name: str, llm: LLM, texts: list[Any] | None) -> tuple[str, dict[st
     results = Results(_setting(name, llm), workload)
     if name == "sampling":
         return (*_sampling(results, llm, repeats), results)
-    with _peer(llm, workload) as peer, Progress(f"measuring {name}", 2 + repeats * (2 + (peer is not None)), "runs") as bar:
+    with (
+        _peer(llm, workload) as peer,
+        Progress(f"measuring {name}", 2 + repeats * (2 + (peer is not None)), "runs") as bar,
+    ):
         if peer is not None:
             results.peer = peer.name, peer.details
         turns.throughput(results, llm, _clock, peer, repeats, _counter(bar))

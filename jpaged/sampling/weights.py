@@ -108,8 +108,10 @@ def draw(
         drawn_R = ranks.first_reaching(inside_RV, scaled(bits_of(round_), mass_R) + 1)
         token_R = jnp.where(done_R, token_R, drawn_R)
         bound = ranks.at(x_RV, token_R)
-        mass_R = ranks.weight_before(x_RV, weights_RV, bound)
-        return round_ + 1, done_R | (mass_R < target_R), token_R, bound, mass_R
+        before_R = ranks.weight_before(x_RV, weights_RV, bound)
+        # Each rejection takes weight away. Where none does, no token weighs anything: settings out of range end here.
+        done_R = done_R | (before_R < target_R) | (before_R >= mass_R)
+        return round_ + 1, done_R, token_R, bound, before_R
 
     everything = Place(jnp.full_like(x_RV[:, 0], -jnp.inf), jnp.full_like(target_R, x_RV.shape[1]))
     start = (jnp.int32(0), ~active_R, jnp.zeros_like(target_R), everything, jnp.sum(weights_RV, axis=1))

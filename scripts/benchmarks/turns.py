@@ -77,9 +77,7 @@ def contexts(
 
     The step is measured while contexts grow from the length by ``steps``, so half of it is taken off the prompts.
     """
-    short, long = (
-        [prompt[: max(1, length - steps // 2)] for prompt in workload.prompts] for length in lengths
-    )
+    short, long = ([prompt[: max(1, length - steps // 2)] for prompt in workload.prompts] for length in lengths)
     found: tuple[list[float], list[float]] = ([], [])
     for repeat in range(repeats + 1):
         for prompts, seconds in zip((short, long), found, strict=True):

@@ -7,10 +7,13 @@ and in a callback it is dropped. So here an error after Ctrl-C is Ctrl-C, and on
 
 from __future__ import annotations
 
-import _thread
+import os
 import signal
 import sys
+import threading
 from types import FrameType
+
+_MOMENT = 0.02  # seconds, for a callback to be over
 
 
 class Interrupt:
@@ -25,6 +28,9 @@ class Interrupt:
         self.worth_saving = False
 
     def __enter__(self) -> Interrupt:
+        outer = getattr(signal.getsignal(signal.SIGINT), "__self__", None)
+        if isinstance(outer, Interrupt) and outer.wanted:  # somebody has taken it for an error that can be got over
+            raise KeyboardInterrupt
         self._before = signal.signal(signal.SIGINT, self._handle), sys.unraisablehook
         sys.unraisablehook = _insist
         return self
@@ -42,6 +48,6 @@ class Interrupt:
 
 def _insist(dropped: sys.UnraisableHookArgs) -> None:
     if issubclass(dropped.exc_type, KeyboardInterrupt):
-        _thread.interrupt_main()
+        threading.Timer(_MOMENT, os.kill, (os.getpid(), signal.SIGINT)).start()
     else:
         sys.__unraisablehook__(dropped)

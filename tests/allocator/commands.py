@@ -10,7 +10,7 @@ from random import Random
 from tests.allocator.world import ATTACHES, DROPS, FORKS, KEEPS, World
 
 # Growth and caching more often than the rest, so that memory gets full and there is something to attach.
-SINGLE = (*("append", "grow", "fork", "attach", "keep", "drop") * 2, "copy_on_write", "truncate", "free")
+SINGLE = (*("append", "grow", "attach", "keep", "free") * 2, "copy_on_write", "fork", "truncate", "drop")
 PLANS = ("apply",) * 3
 ALL = SINGLE + PLANS
 

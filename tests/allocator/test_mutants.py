@@ -11,7 +11,7 @@ from tests.allocator.model import Geometry
 from tests.allocator.mutants import MUTANTS, Mutant, load, source
 from tests.allocator.world import World, eager
 
-GEOMETRY = Geometry(num_blocks=8, num_slots=4, num_columns=3, block_size=2)
+GEOMETRY = Geometry(num_blocks=8, num_slots=5, num_columns=3, block_size=2)
 MAX_PROGRAMS = 16
 STEPS = 25
 

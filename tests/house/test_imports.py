@@ -20,8 +20,8 @@ ORDER_OF_ROOMS = """
     types config < blocks < tables < cache < xla_attention < attention < model sampling < beam speculative < step
     types config < budget < prefix < scheduler < stats
     types config < tokenizer weights < model
-    config tokenizer < outputs < request
-    config tokenizer model < sizing validate
+    types config tokenizer < outputs < request
+    config tokenizer model < sizing < validate
     buckets < plan < step
     buckets plan request sizing stats step < engine
     weights outputs validate engine < llm < server

@@ -41,8 +41,8 @@ MUTANTS = [
     Mutant(
         "top_p keeps the token at the limit",
         "weights.py",
-        "(mass_R < target_R)",
-        "(mass_R <= target_R)",
+        "(before_R < target_R)",
+        "(before_R <= target_R)",
         checks.top_p_keeps_no_token_too_many,
     ),
     Mutant(
@@ -62,6 +62,20 @@ MUTANTS = [
         weights_RV = weights.keep_top_k(weights_RV, x_RV, rows.top_k_R, random_R)
 """,
         checks.top_p_is_of_what_top_k_left,
+    ),
+    Mutant(
+        "a rejected draw bounds nothing",
+        "weights.py",
+        "jnp.where(ranks.before(x_RV, bound), weights_RV, 0)",
+        "weights_RV",
+        checks.cuts_leave_proportions_as_they_are,
+    ),
+    Mutant(
+        "the second draw uses the bits of the first",
+        "weights.py",
+        "bits_of(round_)",
+        "bits_of(0 * round_)",
+        checks.cuts_leave_proportions_as_they_are,
     ),
     Mutant(
         "ties go to the highest id",

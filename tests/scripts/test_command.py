@@ -59,6 +59,17 @@ def test_an_interrupt_that_was_dropped_is_raised_again(capsys: pytest.CaptureFix
     assert capsys.readouterr().err == ""
 
 
+def test_an_interrupt_that_was_swallowed_is_met_by_the_next_context():
+    with Interrupt() as asked:
+        try:
+            interrupt()
+        except KeyboardInterrupt:
+            reached = True
+        with Interrupt():
+            reached = False
+    assert asked.wanted and reached
+
+
 def test_other_errors_pass():
     with pytest.raises(ValueError, match="mine"), Interrupt():
         raise ValueError("mine")

@@ -113,7 +113,6 @@ def models(decode: Script, tmp_path_factory: pytest.TempPathFactory) -> dict[str
         "a token that is not there": (["--stop_token_ids=320"], {}),
         "a stop without a tokenizer": (["--stop=x"], {}),
         "chat without a tokenizer": (["--chat"], {}),
-        "more memory than there is": (["--num_blocks=2147483646"], {}),
         "no room for a block": (["--kv_cache_memory=1K"], {}),
     }
 
@@ -140,7 +139,6 @@ def models(decode: Script, tmp_path_factory: pytest.TempPathFactory) -> dict[str
         ("a token that is not there", "stop_token_ids has 320"),
         ("a stop without a tokenizer", "stop strings"),
         ("chat without a tokenizer", "no chat template"),
-        ("more memory than there is", ""),
         ("no room for a block", "kv_cache_memory"),
     ],
 )

@@ -177,7 +177,7 @@ def test_gguf_rope():
     assert yarn.attention_factor == pytest.approx(2 * 1.1386294)  # 2 (0.1 ln 4 + 1)
     tabulated = rope(1.0, 8.0)
     assert tabulated.inverse_frequencies(4)[0].tolist() == pytest.approx([1.0, 0.01 / 8])
-    with pytest.raises(ModelError, match="both rope_freqs.weight and"):
+    with pytest.raises(ModelError, match=r"both rope_freqs.weight and"):
         rope(1.0, 8.0, scaling__type="linear", scaling__factor=2.0)
     with pytest.raises(ModelError, match="3 divisors where head_dim=4"):
         rope(1.0, 1.0, 1.0)

@@ -245,19 +245,19 @@ def test_an_index_must_not_lead_out_of_the_directory(tmp_path: Path):
     write_hf(tmp_path / "model", shards=2)
     away = {"weight_map": {EMBED: "../other/model.safetensors"}}
     (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps(away))
-    with pytest.raises(ModelError, match="lacks the weight files ../other/model.safetensors"):
+    with pytest.raises(ModelError, match=r"lacks the weight files ../other/model.safetensors"):
         converted(tmp_path / "model")
 
 
 def test_directories_that_are_no_checkpoint(tmp_path: Path):
-    with pytest.raises(ModelError, match="holds neither config.json nor a GGUF file"):
+    with pytest.raises(ModelError, match=r"holds neither config.json nor a GGUF file"):
         open_source(tmp_path)
     write_hf(tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
     with pytest.raises(ModelError, match=r"only pytorch_model.bin; save the model as model.safetensors"):
         open_source(tmp_path)
     (tmp_path / "pytorch_model.bin").unlink()
-    with pytest.raises(ModelError, match="neither model.safetensors nor"):
+    with pytest.raises(ModelError, match=r"neither model.safetensors nor"):
         open_source(tmp_path)
     for text, reason in (("{", "not valid JSON"), ("[]", "holds list"), ("\xff", "not valid JSON")):
         (tmp_path / "config.json").write_text(text, encoding="latin-1")

@@ -152,7 +152,7 @@ def test_what_is_not_supported_is_refused(scaling: object, reason: str):
 
 
 def test_settings_of_another_type_are_refused():
-    with pytest.raises(ModelError, match="factor=2.0 means nothing for type 'default'"):
+    with pytest.raises(ModelError, match=r"factor=2.0 means nothing for type 'default'"):
         RopeConfig(factor=2.0)
     with pytest.raises(ModelError, match="'ntk' is not supported"):
         RopeConfig(type="ntk")
