@@ -51,7 +51,7 @@ class Budget:
         return dataclasses.replace(self, read_S=read_S, bound_S=bound_S, returned=returned)
 
     def harvest(self, step: int, num_free: int, slots: np.ndarray, lengths: np.ndarray) -> "Budget":
-        """Step ``step`` was read: it left ``num_free`` blocks, and these slots, occupants unchanged, have ``lengths``."""
+        """Step ``step`` was read: it left ``num_free`` blocks, and these slots, same occupants, have ``lengths``."""
         read_S = self.read_S.copy()
         read_S[slots] = lengths
         later = tuple(entry for entry in self.returned if entry[0] > step)

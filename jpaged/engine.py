@@ -95,7 +95,7 @@ class Engine:
         return bool(self._in_flight) or not self._queue.is_idle
 
     def add(self, request: Request) -> None:
-        """Queues a request's samples. The request must have passed `validate.problems`: what cannot fit waits forever."""
+        """Queues a request's samples. The request must have passed `validate.problems`: else it may wait forever."""
         prompt_len = len(request.prompt_token_ids)
         self._queue = scheduler.submit(
             self._queue,

@@ -63,7 +63,7 @@ class AttentionView(struct.PyTreeNode):
         v: Float[Array, "T K D"],
         **options: Any,
     ) -> tuple[Float[Array, "T H D"], AttentionView]:
-        """`paged_attention` of this batch in one layer; ``options`` are its keywords (window, soft cap, scale, sinks)."""
+        """`paged_attention` of this batch in one layer; ``options`` are its keywords, such as the window."""
         out, cache = paged_attention(
             q,
             k,

@@ -118,7 +118,7 @@ def request_problems(ids: Sequence[int], params: SamplingParams, limits: Limits)
     need = len(ids) + max_tokens(params, len(ids), limits) - 1
     if need > limits.pool_tokens:
         return [
-            f"the request may need KV for {need} tokens, {-(-need // config.block_size)} blocks, and the whole pool has "
+            f"the request may need KV for {need} tokens, {-(-need // config.block_size)} blocks, and the pool has "
             f"{config.num_blocks} of {config.block_size}; try fewer tokens, or more num_blocks or kv_cache_memory"
         ]
     ids_of_words = bad_word_ids(params, limits.tokenizer)

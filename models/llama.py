@@ -75,7 +75,7 @@ class Outer(nnx.Module):
 
 
 class Llama:
-    """The family as a `Model`: pure functions of weights, which are nested dicts (docs/architecture.md, parameter tree).
+    """The family as a `Model`: pure functions of weights, nested dicts (docs/architecture.md, parameter tree).
 
     Args:
       config: Its numbers.

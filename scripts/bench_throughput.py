@@ -18,7 +18,7 @@ there are processors; it needs torch and transformers, or xllamacpp (or llama-cp
 
 --json prints an object a line for each case. Rates count output tokens over the whole run, except prefill_tokens_per_s
 and decode_tokens_per_s (prompt tokens of the steps that compute any, and tokens of the other steps) and
-total_tokens_per_s (prompt and output). gap_ms is the time between two arrivals of one request's tokens; itl_ms shares it
+total_tokens_per_s (prompt and output). gap_ms is the gap between two arrivals of one request's tokens; itl_ms shares it
 out among the tokens that came together.
 """
 
@@ -83,7 +83,7 @@ def main() -> int:
 
 
 def _engine(name: str, before: LLM | None) -> LLM:
-    """The engine that the flags ask for, with as many slots as the case has requests at once unless they say otherwise."""
+    """The engine that the flags ask for, with as many slots as the case has requests at once unless told otherwise."""
     config = model_flags.engine_config()
     if not flags.FLAGS["max_num_seqs"].present:
         slots = workload_flags.case(name).slots

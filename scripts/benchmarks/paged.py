@@ -1,4 +1,4 @@
-"""Runs a workload through the paged engine and notes when what came. Greedy and to the exact length, unless told else."""
+"""Runs a workload through the paged engine and notes when what came. Greedy, to the exact length, unless told else."""
 
 from __future__ import annotations
 

@@ -136,9 +136,7 @@ def _answer(process: subprocess.Popen[str], log: Path, name: str) -> dict[str, A
     process.wait()
     said = log.read_text(errors="replace").strip().splitlines()
     reason = said[-1] if said else f"exit status {process.returncode}"
-    raise PeerError(
-        f"--peer={name} ended early: {reason}. Its Python needs {NEEDS[name]}; name one that has them with --peer_python"
-    )
+    raise PeerError(f"--peer={name} ended early: {reason}. Its Python needs {NEEDS[name]}; name one with --peer_python")
 
 
 def gguf_source(model: str) -> Path | None:

@@ -27,7 +27,7 @@ def check(path: str) -> None:
 
 
 def rates(drawn: Sequence[Results], path: str) -> None:
-    """Output tokens a second of each engine, a group of bars for each case; whiskers reach from the least to the most."""
+    """Output tokens a second of each engine, a group of bars for each case; whiskers are least and most."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

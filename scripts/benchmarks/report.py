@@ -141,7 +141,7 @@ def as_text(results: Results, title: str, target: float | None = None) -> str:
         rows.append((results.peer[0], f"{rate.median:.1f}", _range(rate), f"{seconds.median:.2f}", "", ""))
     lines = [
         title,
-        f"{len(workload.prompts)} requests, prompts {_span(lens)}, outputs {_span(outs)} tokens, {workload.slots} at once; "
+        f"{len(workload.prompts)} requests, prompts {_span(lens)}, outputs {_span(outs)} tokens, {workload.slots}; "
         f"medians of {len(results.paged)} runs",
         str(results.setting),
         "",
