@@ -95,7 +95,8 @@ class EngineConfig:
             found.append(f"backend={self.backend!r} must be None or one of {_names(get_args(Backend))}; try None.")
         found += _integer("seed", self.seed, *SEED_RANGE, "a seed is a signed 64-bit integer")
         for name in ("max_logprobs", "max_stop_token_ids", "max_logit_bias", "max_bad_words", "max_bad_word_tokens"):
-            found += _integer(name, getattr(self, name), 0, 4096, "every slot pays for it, so keep it small")
+            low = 1 if name == "max_bad_word_tokens" else 0
+            found += _integer(name, getattr(self, name), low, 4096, "every slot pays for it, so keep it small")
         if found:
             raise ValueError("EngineConfig is refused: " + " ".join(found))
 

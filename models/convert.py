@@ -12,13 +12,13 @@ import contextlib
 import errno
 import hashlib
 import json
+import math
 import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tqdm import tqdm
 
 from jpaged import weights
@@ -140,7 +140,7 @@ def _build(
     shapes = llama.parameter_shapes(config)
     steps = plan(source, table, shapes, config)
     dtypes = array_dtypes(steps, source, _DTYPES.get(record["dtype"]))
-    size = sum(int(np.prod(shape)) * dtypes[name].itemsize for name, shape in shapes.items())
+    size = sum(math.prod(shape) * dtypes[name].itemsize for name, shape in shapes.items())
     if (free := shutil.disk_usage(work).free) < size:
         raise OSError(errno.ENOSPC, f"{size / 1e6:,.0f} MB are wanted, {free / 1e6:,.0f} MB are free")
     _save_tokenizer(source, work)  # before the weights: what fails should fail soon

@@ -39,8 +39,8 @@ def weigh(
     """
     relative_RV = jnp.exp((x_RV - peak_R[:, None]) / temperature_R[:, None])
     total_R = jnp.maximum(jnp.sum(relative_RV, axis=1), 1)  # at least the best token's own 1
-    # Scale by the power of two that brings the total just under 2**LOG2_SUM: that multiplication is exact, and the last
-    # bits of the total do not matter. In a float's bits, 1 has exponent 127.
+    # Scale by the power of two that brings the total into the octave below 2**LOG2_SUM: multiplying so is exact, and
+    # the last bits of the total do not matter. In the bits of a float, 1 has exponent 127.
     exponent_R = (lax.bitcast_convert_type(total_R, jnp.int32) >> 23) - 127
     scale_R = lax.bitcast_convert_type((127 + LOG2_SUM - 1 - exponent_R) << 23, jnp.float32)
     weights_RV = (relative_RV * scale_R[:, None] + 0.5).astype(jnp.int32)

@@ -116,7 +116,8 @@ def array_dtypes(steps: Sequence[Step], source: Source, dtype: np.dtype | None =
     found: dict[str, set[np.dtype | None]] = {}
     for step in steps:
         found.setdefault(step.rule.target, set()).add(source.tensors[step.name].dtype)
-    return {path: dtype or (BFLOAT16 if kinds == {BFLOAT16} else FLOAT32) for path, kinds in found.items()}
+    widest = {path: BFLOAT16 if kinds == {BFLOAT16} else FLOAT32 for path, kinds in found.items()}
+    return widest if dtype is None else dict.fromkeys(widest, dtype)
 
 
 def convert_tensors(

@@ -37,7 +37,11 @@ class HuggingFaceDirectory:
         values = read_json(path / "config.json")
         generation = path / "generation_config.json"
         if generation.exists():  # where a model says more on how it ends, generation goes by this file
-            values |= {key: value for key, value in read_json(generation).items() if key == "eos_token_id" and value}
+            values |= {
+                key: value
+                for key, value in read_json(generation).items()
+                if key == "eos_token_id" and value is not None
+            }
         self.config = ModelConfig.from_hf(values)
         self._shards, promised = _shards(path)
         self._home: dict[str, Any] = {}  # tensor name → the open shard that holds it

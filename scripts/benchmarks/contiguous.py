@@ -103,24 +103,45 @@ class StaticBatches:
         self._prefill = jax.jit(self._prefill_fn, donate_argnames="cache")
         self._decode = jax.jit(self._decode_fn, static_argnames="reads", donate_argnames="cache")
 
-    def run(self, workload: Workload) -> Run:
-        """All requests, batch after batch in order of arrival."""
-        served = [Served() for _ in workload.prompts]
-        begin, spent = time.perf_counter(), np.zeros(2)
-        for batch in workload.batches():
+    def run(self, workload: Workload, arrivals: Sequence[float] | None = None) -> Run:
+        """All requests, in order of arrival: as many as have come, up to the slots, make the next batch.
+
+        Args:
+          workload: What to serve.
+          arrivals: Seconds at which each request comes, ascending; None: all at once.
+        """
+        served = [Served(arrival) for arrival in arrivals or [0.0] * len(workload.prompts)]
+        begin, spent, first = time.perf_counter(), np.zeros(2), 0
+        while first < len(served):
+            time.sleep(max(0.0, served[first].arrival - (time.perf_counter() - begin)))
+            now = time.perf_counter() - begin
+            last = first + 1
+            while last < min(len(served), first + workload.slots) and served[last].arrival <= now:
+                last += 1
             spent += self.run_batch(
-                [workload.prompts[i] for i in batch],
-                [workload.outputs[i] for i in batch],
-                [served[i] for i in batch],
-                begin,
+                workload.prompts[first:last], workload.outputs[first:last], served[first:last], begin
             )
+            first = last
         decoded = workload.output_tokens - len(served)
         return Run(
             served,
-            time.perf_counter() - begin,
+            max(one.deltas[-1][0] for one in served),
             prefill_rate=workload.prompt_tokens / float(spent[0]),
             decode_rate=decoded / float(spent[1]) if decoded else None,
         )
+
+    def warmup(self, workload: Workload) -> None:
+        """Compiles every shape that batches of these requests can have, however they fall together."""
+        lengths = {self._padded(len(prompt)) for prompt in workload.prompts}
+        for length in lengths:
+            self.run_batch([[0] * length], [1], [Served()], 0.0)
+        reads = {self._reads(n) for n in range(1, self._max_len + 1)}
+        for length in reads:
+            start = max(1, min(length, self._max_len) - 1)
+            lens_S, token_S = np.full(self._rows, start, np.int32), jnp.zeros(self._rows, jnp.int32)
+            self._cache, *_ = self._decode(
+                self._loaded.weights, self._cache, token_S, lens_S, np.int32(1), reads=length
+            )
 
     def run_batch(
         self, prompts: Sequence[Sequence[int]], outputs: Sequence[int], served: Sequence[Served], begin: float
@@ -130,7 +151,7 @@ class StaticBatches:
         Returns:
           Seconds of prefill and of decode.
         """
-        padded = -(-max(map(len, prompts)) // PROMPT_MULTIPLE) * PROMPT_MULTIPLE
+        padded = self._padded(max(map(len, prompts)))
         tokens_SQ = np.zeros((self._rows, padded), np.int32)
         lens_S = np.ones(self._rows, np.int32)
         for row, prompt in enumerate(prompts):
@@ -151,6 +172,10 @@ class StaticBatches:
             self._hand_out(np.asarray(tokens_KS)[:steps], outputs, served, begin)
             left -= steps
         return middle - start, time.perf_counter() - middle
+
+    @staticmethod
+    def _padded(longest: int) -> int:
+        return -(-longest // PROMPT_MULTIPLE) * PROMPT_MULTIPLE
 
     def _reads(self, longest: int) -> int:
         return min(self._max_len, max(LEAST_READ, 1 << (longest - 1).bit_length()))

@@ -66,6 +66,10 @@ class Run:
         return [one.deltas[0][0] - one.arrival for one in self.served]
 
     @property
+    def end_to_end(self) -> list[float]:
+        return [one.deltas[-1][0] - one.arrival for one in self.served]
+
+    @property
     def gaps(self) -> list[float]:
         return [gap for one in self.served for gap, _ in _gaps(one)]
 

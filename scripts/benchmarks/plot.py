@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .measure import Spread
-from .report import Results
+from .results import Results
 
 FORMATS = (".png", ".svg", ".pdf")
 

@@ -7,71 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .measure import Run, Spread, percentiles_ms, ratio, same_outputs
-from .workloads import Workload
-
-# What this project wants to reach, by case, peer and dtype: the least ratio of output tokens a second.
-TARGETS = {
-    ("single", "transformers", "float32"): 1.2,
-    ("single", "transformers", "bfloat16"): 1.8,
-    ("mixed", "transformers", "float32"): 1.5,
-    ("mixed", "transformers", "bfloat16"): 1.8,
-    ("single", "llama.cpp", "float32"): 0.8,
-    ("single", "llama.cpp", "bfloat16"): 0.8,
-    ("parallel16", "llama.cpp", "float32"): 2.0,
-    ("parallel16", "llama.cpp", "bfloat16"): 2.0,
-}
-SAMPLING_TARGET = 0.7  # the rate when sampling, of the greedy rate
-CONTEXT_TARGET = 3.0  # at the most: the time of a step at the long context, of that at the short one
-
-
-@dataclasses.dataclass(frozen=True)
-class Setting:
-    """What a benchmark ran on and with."""
-
-    case: str
-    model: str
-    backend: str
-    dtype: str
-    jax: str
-    device: str
-    threads: int | None
-
-    def __str__(self) -> str:
-        threads = f", {self.threads} threads" if self.threads else ""
-        return f"{self.model} in {self.dtype}, {self.backend} attention, jax {self.jax} on {self.device}{threads}"
-
-
-@dataclasses.dataclass
-class Results:
-    """All repeats of one case; runs of the same repeat stand at the same place.
-
-    Attributes:
-      paged, baseline: Ours; ``baseline`` may be empty.
-      peer: Its name and details; None without one.
-      peer_seconds: Of each repeat.
-      peer_outputs: Tokens of its last repeat, where it tells them.
-    """
-
-    setting: Setting
-    workload: Workload
-    paged: list[Run] = dataclasses.field(default_factory=list)
-    baseline: list[Run] = dataclasses.field(default_factory=list)
-    peer: tuple[str, str] | None = None
-    peer_seconds: list[float] = dataclasses.field(default_factory=list)
-    peer_outputs: list[list[int]] | None = None
-
-    @property
-    def rates(self) -> list[float]:
-        return [run.tokens_per_s for run in self.paged]
-
-    @property
-    def peer_rates(self) -> list[float]:
-        return [self.workload.output_tokens / seconds for seconds in self.peer_seconds]
-
-    @property
-    def median(self) -> Run:
-        """The paged run whose time is the median (of an even number, the longer of the middle two)."""
-        return sorted(self.paged, key=lambda run: run.seconds)[len(self.paged) // 2]
+from .results import CONTEXT_TARGET, SAMPLING_TARGET, Results, Setting
 
 
 def as_json(results: Results, target: float | None = None) -> dict[str, Any]:
@@ -129,9 +65,6 @@ def as_json(results: Results, target: float | None = None) -> dict[str, Any]:
 
 def as_text(results: Results, title: str, target: float | None = None) -> str:
     """The same for people: who ran at which rate, and the ratios."""
-    workload = results.workload
-    lens = sorted(map(len, workload.prompts))
-    outs = sorted(workload.outputs)
     rows = [("", "tokens/s", "(least - most)", "seconds", "first token", "between tokens")]
     rows.append(_row("paged engine", results.paged))
     if results.baseline:
@@ -158,6 +91,86 @@ def as_text(results: Results, title: str, target: float | None = None) -> str:
     return "\n".join(lines)
 
 
+def sampling(results: Results, sampled: Sequence[Run], title: str) -> tuple[str, dict[str, Any]]:
+    """For people and as JSON: greedy runs, and sampled ones of the same repeats."""
+    rates = [run.tokens_per_s for run in sampled]
+    found, rate = ratio(rates, results.rates), Spread.of(rates)
+    text = "\n".join(
+        [
+            as_text(results, title),
+            f"sampled: {rate.median:.1f} tokens/s ({_range(rate)}), {found.median:.2f} of the greedy rate "
+            f"({_range(found, 2)}{verdict(found.median, SAMPLING_TARGET)})",
+        ]
+    )
+    record = {"output_tokens_per_s": _round(rate.median), **_ratio(found), "target": SAMPLING_TARGET}
+    return text, {**as_json(results), "sampled": record}
+
+
+def context(
+    setting: Setting, requests: int, lengths: tuple[int, int], seconds: tuple[list[float], list[float]], title: str
+) -> tuple[str, dict[str, Any]]:
+    """For people and as JSON: seconds of a decode step at a short and at a long context, repeat by repeat."""
+    found = ratio(seconds[1], seconds[0])
+    step_ms = {n: 1e3 * Spread.of(each).median for n, each in zip(lengths, seconds, strict=True)}
+    rows = [("context", "ms a step"), *((f"{n:,} tokens", f"{ms:.1f}") for n, ms in step_ms.items())]
+    text = "\n".join(
+        [
+            title,
+            f"{requests} sequences; medians of {len(seconds[0])} runs",
+            str(setting),
+            "",
+            table(rows),
+            "",
+            f"{found.median:.2f} times as long ({_range(found, 2)}"
+            f"{verdict(found.median, CONTEXT_TARGET, at_most=True)})",
+        ]
+    )
+    record = {
+        **dataclasses.asdict(setting),
+        "requests": requests,
+        "step_ms": {str(n): _round(ms) for n, ms in step_ms.items()},
+        **_ratio(found),
+        "target": CONTEXT_TARGET,
+        "runs": [{"short_ms": _round(1e3 * a), "long_ms": _round(1e3 * b)} for a, b in zip(*seconds, strict=True)],
+    }
+    return text, record
+
+
+def latency_text(results: Results, title: str, rate: float) -> str:
+    """For people: what requests waited, over all repeats."""
+    rows = [("ms", "", "p50", "p90", "p99")]
+    for name, runs in (("paged engine", results.paged), ("static batches, contiguous KV", results.baseline)):
+        for label, found in _waits(runs).items():
+            figures = [f"{found[p]:,.1f}" if found else "" for p in ("p50", "p90", "p99")]
+            rows.append((name, label, *figures))
+            name = ""
+    coming = f"{rate:g} requests/s" if rate else "all requests at once"
+    return "\n".join([title, _described(results, f"{coming}, "), str(results.setting), "", table(rows)])
+
+
+def latency_json(results: Results, rate: float) -> dict[str, Any]:
+    """`as_json`, with waits over all repeats in place of the median run's."""
+    record = as_json(results)
+    return (
+        record
+        | {"rate": rate, **_waits_json(results.paged)}
+        | {"baseline": record["baseline"] | _waits_json(results.baseline)}
+    )
+
+
+def _waits(runs: Sequence[Run]) -> dict[str, dict[str, float] | None]:
+    return {
+        "first token": percentiles_ms(wait for run in runs for wait in run.ttft),
+        "between tokens": percentiles_ms(wait for run in runs for wait in run.itl),
+        "between arrivals": percentiles_ms(wait for run in runs for wait in run.gaps),
+        "end to end": percentiles_ms(wait for run in runs for wait in run.end_to_end),
+    }
+
+
+def _waits_json(runs: Sequence[Run]) -> dict[str, dict[str, float] | None]:
+    return dict(zip(("ttft_ms", "itl_ms", "gap_ms", "end_to_end_ms"), _waits(runs).values(), strict=True))
+
+
 def table(rows: Sequence[Sequence[str]]) -> str:
     """Aligned columns, the first to the left."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -176,6 +189,16 @@ def verdict(value: float, target: float | None, *, at_most: bool = False) -> str
         return ""
     reached = value <= target if at_most else value >= target
     return f", target {'≤' if at_most else '≥'} {target:g}: {'reached' if reached else 'missed'}"
+
+
+def _described(results: Results, how: str) -> str:
+    """The workload in a line."""
+    workload, repeats = results.workload, len(results.paged)
+    lens, outs = sorted(map(len, workload.prompts)), sorted(workload.outputs)
+    return (
+        f"{len(lens)} requests, prompts {_span(lens)}, outputs {_span(outs)} tokens, {workload.slots} at once; "
+        f"{how}{repeats} run{'s' * (repeats > 1)}"
+    )
 
 
 def _row(name: str, runs: list[Run]) -> tuple[str, ...]:

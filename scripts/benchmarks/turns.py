@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 
-from jpaged.config import SamplingParams
 from jpaged.llm import LLM
 
 from . import paged
@@ -15,10 +15,12 @@ from .contiguous import StaticBatches
 from .measure import Run
 from .paged import GREEDY, Clock
 from .peers import Peer
-from .report import Results
+from .results import Results
 from .workloads import Workload
 
 ClockOf = Callable[[LLM], Clock]
+
+SAMPLED = dataclasses.replace(GREEDY, temperature=0.8, top_p=0.95, seed=0)
 
 
 def throughput(
@@ -30,14 +32,8 @@ def throughput(
       RuntimeError: see `nothing_compiles`.
       PeerError: the peer ended.
     """
-    workload, config = results.workload, llm.config
-    static = StaticBatches(
-        llm.engine.loaded,
-        slots=workload.slots,
-        max_len=workload.longest,
-        dtype=config.dtype,
-        decode_steps=config.decode_steps,
-    )
+    workload = results.workload
+    static = _static(llm, workload)
     paged.run(llm, workload, clock_of(llm))
     done()
     static.run(workload)
@@ -54,20 +50,40 @@ def throughput(
             done()
 
 
-def sampling(
-    results: Results, llm: LLM, clock_of: ClockOf, params: SamplingParams, repeats: int, done: Callable[[], None]
-) -> list[Run]:
+def sampling(results: Results, llm: LLM, clock_of: ClockOf, repeats: int, done: Callable[[], None]) -> list[Run]:
     """Fills ``results`` with greedy runs and returns as many sampled ones, in turn."""
-    for warm in (GREEDY, params):
+    for warm in (GREEDY, SAMPLED):
         paged.run(llm, results.workload, clock_of(llm), warm)
         done()
     sampled = []
     for _ in range(repeats):
         with nothing_compiles():
             results.paged.append(paged.run(llm, results.workload, clock_of(llm)))
-            sampled.append(paged.run(llm, results.workload, clock_of(llm), params))
+            sampled.append(paged.run(llm, results.workload, clock_of(llm), SAMPLED))
             done()
     return sampled
+
+
+def latency(
+    results: Results, llm: LLM, clock_of: ClockOf, arrivals: Sequence[float], repeats: int, done: Callable[[], None]
+) -> None:
+    """Fills ``results``: paged engine and static batches, in turn, with requests that come at these times.
+
+    Which shapes a run meets depends on its timing, so all are compiled before.
+    """
+    workload = results.workload
+    static = _static(llm, workload)
+    llm.warmup()
+    paged.run(llm, workload, clock_of(llm))
+    done()
+    static.warmup(workload)
+    done()
+    for _ in range(repeats):
+        with nothing_compiles():
+            results.paged.append(paged.run(llm, workload, clock_of(llm), arrivals=arrivals))
+            done()
+            results.baseline.append(static.run(workload, arrivals))
+            done()
 
 
 def contexts(
@@ -108,3 +124,15 @@ def nothing_compiles() -> Iterator[None]:
         jax.monitoring.unregister_event_duration_listener(listen)
     if found:
         raise RuntimeError(f"{', '.join(found)} compiled in a timed run; warming up has missed a shape")
+
+
+def _static(llm: LLM, workload: Workload) -> StaticBatches:
+    """The baseline on the same model, with a cache as long as the workload needs."""
+    config = llm.config
+    return StaticBatches(
+        llm.engine.loaded,
+        slots=workload.slots,
+        max_len=workload.longest,
+        dtype=config.dtype,
+        decode_steps=config.decode_steps,
+    )

@@ -58,10 +58,6 @@ class Workload:
         """Tokens of the longest request, prompt and output."""
         return max(len(prompt) + output for prompt, output in zip(self.prompts, self.outputs, strict=True))
 
-    def batches(self) -> list[range]:
-        """The requests in static batches, in order of arrival."""
-        return [range(i, min(i + self.slots, len(self.prompts))) for i in range(0, len(self.prompts), self.slots)]
-
 
 def synthetic(case: Case, vocab_size: int, seed: int = 0) -> Workload:
     """Random ids; the same for the same seed, whatever machine draws them."""
