@@ -10,8 +10,7 @@ types of their values themselves, for these come from JSON and flags: hence `no_
 listen.
 """
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, Literal, get_args, no_type_check
@@ -23,6 +22,7 @@ GREEDY_BELOW = 1e-5  # a temperature under this is greedy, as in vLLM
 MOST_BIAS = 100.0  # the OpenAI API's range of a logit bias; what lies beyond is clamped to it, as in vLLM
 
 INT32_MAX = 2**31 - 1
+FLOAT32_MAX = (2 - 2**-23) * 2.0**127  # the device computes in float32
 SEED_RANGE = (-(2**63), 2**63 - 1)
 
 
@@ -222,26 +222,40 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
+def _is_finite(value: Any) -> bool:
+    return bool(-FLOAT32_MAX <= value <= FLOAT32_MAX)  # false for NaN; no overflow for an integer of any size
+
+
 def _as_tuple(value: Any) -> Any:
     """None, one string or an iterable as a tuple without repeats; anything else unchanged, for `problems` to name."""
     if value is None:
         return ()
     if isinstance(value, str):
         return (value,)
-    if not isinstance(value, Iterable) or isinstance(value, (bytes, Mapping)):
+    if isinstance(value, (bytes, Mapping)):
         return value
-    items = tuple(value)
-    seen: list[tuple[type, Any]] = []  # with the type, for True == 1; a list, for an item need not be hashable
-    return tuple(item for item in items if (type(item), item) not in seen and not seen.append((type(item), item)))
+    try:
+        items = tuple(value)
+    except TypeError:
+        return value
+    names = (str, Integral)  # what can repeat; anything else is a fault, and each has its sentence
+    return tuple(item for i, item in enumerate(items) if not isinstance(item, names) or not _repeats(item, items[:i]))
+
+
+def _repeats(item: Any, before: tuple) -> bool:
+    return any(type(other) is type(item) and other == item for other in before)  # True is not 1
 
 
 def _as_pairs(value: Any) -> Any:
     """Token ids and biases as a tuple of pairs, the biases clamped; what does not have that form stays as it is."""
     if value is None:
         return ()
-    if isinstance(value, str) or not isinstance(value, Iterable):
+    if isinstance(value, str):
         return value
-    pairs = tuple(value.items()) if isinstance(value, Mapping) else tuple(value)
+    try:
+        pairs = tuple(value.items() if isinstance(value, Mapping) else value)
+    except TypeError:
+        return value
     return tuple(
         (_id_from_json(pair[0]), _clamped(pair[1])) if isinstance(pair, tuple) and len(pair) == 2 else pair
         for pair in pairs
@@ -254,7 +268,7 @@ def _id_from_json(key: Any) -> Any:
 
 
 def _clamped(bias: Any) -> Any:
-    return max(-MOST_BIAS, min(MOST_BIAS, bias)) if _is_number(bias) and math.isfinite(bias) else bias
+    return max(-MOST_BIAS, min(MOST_BIAS, bias)) if _is_number(bias) and _is_finite(bias) else bias
 
 
 def _names(choices: tuple[str, ...]) -> str:
@@ -273,7 +287,7 @@ def _number(name: str, value: Any, low: float, high: float | None, hint: str, *,
     """Faults of a number that must be finite and from `low` (or `above` it) to `high`, if there is one."""
     if not _is_number(value):
         return [f"{name}={value!r} must be a number, not {type(value).__name__}; {hint}."]
-    if not math.isfinite(value) or value < low or (above and value == low) or (high is not None and value > high):
+    if not _is_finite(value) or value < low or (above and value == low) or (high is not None and value > high):
         wanted = f"{'above' if above else 'at least'} {low}" + ("" if high is None else f" and at most {high}")
         return [f"{name}={value!r} must be finite, {wanted}; {hint}."]
     return []

@@ -115,13 +115,14 @@ def context(name: str, case: Case, llm: LLM) -> tuple[str, dict[str, Any], None]
     """A decode step at the case's shortest and longest prompt."""
     from benchmarks import report, turns, workloads
 
-    repeats, longest = flags.FLAGS.repeats, dataclasses.replace(case, prompt_len=(case.prompt_len[1],) * 2)
-    workload = workloads.synthetic(longest, llm.engine.loaded.model.spec.vocab_size, flags.FLAGS.seed)
+    repeats = flags.FLAGS.repeats
+    full = dataclasses.replace(case, requests=case.slots, prompt_len=(case.prompt_len[1],) * 2)
+    workload = workloads.synthetic(full, llm.engine.loaded.model.spec.vocab_size, flags.FLAGS.seed)
     with Progress(f"measuring {name}", 2 * (repeats + 1), "runs") as bar:
         counter = running.counter(bar)
         seconds = turns.contexts(llm, workload, case.prompt_len, case.output_len[1], repeats, counter)
     about = f"{name}: {case.about}"
-    return *report.context(running.setting(name, llm), case.requests, case.prompt_len, seconds, about), None
+    return *report.context(running.setting(name, llm), case.slots, case.prompt_len, seconds, about), None
 
 
 def peer_of(llm: LLM, workload: Workload) -> Any:

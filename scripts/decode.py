@@ -121,7 +121,7 @@ def decode(llm: LLM, found: Sequence[Result], loading: float) -> int:
         for sample in request.samples:
             sample.abort()
     printer.finish()
-    if clock:
+    if clock and engine.stats.steps:
         command.say(usage.table(engine, clock, loading))
     failed = results.failures(found)
     for index, error in failed.items():

@@ -26,9 +26,10 @@ class Place(NamedTuple):
 
 
 def best(x_RV: Float32[Array, "R V"]) -> Place:
-    """Each row's first entry in rank. A row with a NaN answers with NaN and some index."""
+    """Each row's first entry in rank. A row with a NaN answers with +inf and some index."""
     blocks_RCB = _blocks(x_RV, -jnp.inf)
-    peak = _first_greatest(jnp.max(blocks_RCB, axis=2))
+    # Not every backend's maximum of a NaN and a number is NaN.
+    peak = _first_greatest(jnp.max(jnp.where(jnp.isnan(blocks_RCB), jnp.inf, blocks_RCB), axis=2))
     within = _first_greatest(_pick(blocks_RCB, peak.index_R))
     return Place(peak.value_R, peak.index_R * BLOCK + within.index_R)
 
@@ -112,7 +113,7 @@ def _kth_by_halving(x_RV: Float32[Array, "R V"], k_R: Int32[Array, " R"]) -> Pla
     # Of the entries with that value, the first few by index make up what is missing above it.
     above_R = jnp.sum((x_RV > value_R[:, None]).astype(jnp.int32), axis=1)
     index_R = first_reaching((x_RV == value_R[:, None]).astype(jnp.int32), k_R - above_R)
-    return Place(value_R, index_R)
+    return at(x_RV, index_R)
 
 
 def _flip(bits: Array) -> Array:

@@ -153,7 +153,7 @@ class RowLayout:
         fields, start = {}, 0
         for name, shape in self.shapes.items():
             stop = start + math.prod(shape)
-            field = packed_RX[:, start:stop].reshape(-1, *shape)
+            field = packed_RX[:, start:stop].reshape(packed_RX.shape[0], *shape)
             fields[name] = lax.bitcast_convert_type(field, _NEUTRAL[name].dtype)
             start = stop
         return SamplerRows(**fields, max_logprobs=self.max_logprobs)

@@ -70,7 +70,7 @@ def sample(
     """
     x_RV = adjust(logits_RV, rows, history_RP, lengths_R, vocab_limit)
     peak_R, best_R = ranks.best(x_RV)
-    bad_R = ~jnp.isfinite(peak_R)
+    bad_R = jnp.isinf(peak_R)
     random_R = (rows.temperature_R >= GREEDY_BELOW) & ~bad_R
 
     def draw() -> Array:

@@ -37,7 +37,8 @@ def weigh(
 
     `peak_R` is the row's maximum. A token exactly min_p times as likely stays.
     """
-    relative_RV = jnp.exp((x_RV - peak_R[:, None]) / temperature_R[:, None])
+    # At 1e30 all weights are equal already. Far beyond, a compiler that multiplies by the reciprocal multiplies by 0.
+    relative_RV = jnp.exp((x_RV - peak_R[:, None]) / jnp.minimum(temperature_R, 1e30)[:, None])
     total_R = jnp.maximum(jnp.sum(relative_RV, axis=1), 1)  # at least the best token's own 1
     # Scale by the power of two that brings the total into the octave below 2**LOG2_SUM: multiplying so is exact, and
     # the last bits of the total do not matter. In the bits of a float, 1 has exponent 127.

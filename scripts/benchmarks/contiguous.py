@@ -1,9 +1,10 @@
 """The baseline: static batches over a contiguous KV cache, with the same model, weights, dtype and jit as the engine.
 
-It is what one writes first in JAX, written well: prompts are padded to the longest of their batch and computed in one
-step, decode runs K steps a dispatch in a loop on the device, attention is one batched product a layer and reads no
-further than the longest sequence has come (rounded up to a power of two). What it cannot do is let a request leave
-before its batch, or take another in: memory and time are those of the longest.
+A contiguous cache is a paged one with one block a sequence, as long as the longest may get. The rest is what one writes
+first in JAX, written well: prompts are padded to the longest of their batch and computed in one step, decode runs K
+steps a dispatch in a loop on the device, attention is one batched product a layer and reads no further than the longest
+sequence has come (rounded up to a power of two). What it cannot do is let a request leave before its batch, or take
+another in: memory and time are those of the longest.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax import lax
-from jaxtyping import Array, Float, Int32
+from jaxtyping import Array, Float, Float32, Int32
 
-from jpaged.attention import Rows
+from jpaged import cache as kv
 from jpaged.buckets import MIN_ROWS
-from jpaged.model import LoadedModel
+from jpaged.cache import KVCache, KVLayout, Scalar
+from jpaged.model import AttentionView, LoadedModel
 
 from .measure import Run, Served
 from .workloads import Workload
@@ -30,53 +32,46 @@ LEAST_READ = 128  # positions that attention reads at the least
 PROMPT_MULTIPLE = 16
 
 
-class ContiguousView(struct.PyTreeNode):
-    """What the layers of a model attend through: as `jpaged.model.AttentionView`, over [S, Q] queries.
+class ContiguousView(AttentionView):
+    """What the layers of a model attend through: every row has as many queries, and one block that holds all of it.
 
     Attributes:
-      cache: Keys and values, [L, 2, S, K, P, D].
-      positions_SQ: The place of each query in its sequence.
       reads: Positions that attention reads; static.
     """
 
-    cache: Float[Array, "L C S K P D"]
-    positions_SQ: Int32[Array, "S Q"]
-    reads: int = struct.field(pytree_node=False)
+    reads: int = struct.field(pytree_node=False, default=0)
 
     def attend(
-        self, layer: Any, q: Float[Array, "T H D"], k: Float[Array, "T K D"], v: Float[Array, "T K D"]
+        self,
+        layer: Scalar,
+        q: Float[Array, "T H D"],
+        k: Float[Array, "T K D"],
+        v: Float[Array, "T K D"],
+        **options: Any,
     ) -> tuple[Float[Array, "T H D"], ContiguousView]:
-        """Stores the keys and values, then attends to each sequence's own, causally."""
-        num_slots, num_queries = self.positions_SQ.shape
-        num_kv_heads, head_dim = k.shape[1:]
-        group = q.shape[1] // num_kv_heads
-        slot_S1 = jnp.arange(num_slots, dtype=jnp.int32)[:, None]
-        fresh_SQCKD = jnp.stack([k, v], axis=1).astype(self.cache.dtype)
-        fresh_SQCKD = fresh_SQCKD.reshape(num_slots, num_queries, 2, num_kv_heads, head_dim)
-        cache = self.cache.at[layer, :, slot_S1, :, self.positions_SQ].set(
-            fresh_SQCKD, mode="drop", unique_indices=True
-        )
-        k_SKPD, v_SKPD = (cache[layer, c, :, :, : self.reads] for c in (0, 1))
-        q_SQKGD = q.reshape(num_slots, num_queries, num_kv_heads, group, head_dim)
-        q_SKXD = q_SQKGD.transpose(0, 2, 1, 3, 4).reshape(num_slots, num_kv_heads, num_queries * group, head_dim)
-        scores_SKXP = jnp.einsum(
-            "skxd,skpd->skxp", q_SKXD.astype(cache.dtype), k_SKPD, preferred_element_type=jnp.float32
-        )
-        seen_SQP = jnp.arange(self.reads, dtype=jnp.int32)[None, None, :] <= self.positions_SQ[..., None]
-        seen_SKXP = jnp.repeat(seen_SQP, group, axis=1)[:, None]
-        weights_SKXP = jax.nn.softmax(jnp.where(seen_SKXP, scores_SKXP * head_dim**-0.5, -1e30), axis=-1)
-        out_SKXD = jnp.einsum(
-            "skxp,skpd->skxd", weights_SKXP.astype(cache.dtype), v_SKPD, preferred_element_type=jnp.float32
-        )
-        out_SQKGD = out_SKXD.reshape(num_slots, num_kv_heads, num_queries, group, head_dim).transpose(0, 2, 1, 3, 4)
-        return out_SQKGD.reshape(q.shape).astype(q.dtype), self.replace(cache=cache)
+        """Stores the keys and values, then attends to each row's own, causally.
 
-    def rows(self, num_tokens: int) -> Rows:
-        """The slot and position of each token."""
-        slot_SQ = jnp.broadcast_to(
-            jnp.arange(self.positions_SQ.shape[0], dtype=jnp.int32)[:, None], self.positions_SQ.shape
-        )
-        return Rows(slot_SQ.reshape(num_tokens), self.positions_SQ.reshape(num_tokens))
+        Raises:
+          NotImplementedError: the model wants more of attention than that.
+        """
+        if options:
+            raise NotImplementedError(f"the baseline's attention does not know {', '.join(options)}")
+        num_rows, num_kv_heads, head_dim = self.kv_lens_R.shape[0], *k.shape[1:]
+        height, group = q.shape[0] // num_rows, q.shape[1] // num_kv_heads
+        positions_RQ = (self.kv_lens_R - height)[:, None] + jnp.arange(height, dtype=jnp.int32)[None, :]
+        block_T = jnp.repeat(self.block_tables_RM[:, 0], height)
+        cache = kv.write(self.cache, layer, k, v, block_T, positions_RQ.reshape(-1))
+        k_RKPD, v_RKPD = (cache.data[cache.layout.index(L=layer, C=c, B=slice(self.reads))] for c in (0, 1))
+
+        q_RQKGD = q.reshape(num_rows, height, num_kv_heads, group, head_dim)
+        q_RKXD = q_RQKGD.transpose(0, 2, 1, 3, 4).reshape(num_rows, num_kv_heads, height * group, head_dim)
+        scores_RKXP = _product("rkxd,rkpd->rkxp", q_RKXD.astype(k_RKPD.dtype), k_RKPD) * head_dim**-0.5
+        seen_RQP = jnp.arange(self.reads, dtype=jnp.int32)[None, None, :] <= positions_RQ[..., None]
+        seen_RKXP = jnp.repeat(seen_RQP, group, axis=1)[:, None]
+        weights_RKXP = jax.nn.softmax(jnp.where(seen_RKXP, scores_RKXP, -1e30), axis=-1)
+        out_RKXD = _product("rkxp,rkpd->rkxd", weights_RKXP.astype(v_RKPD.dtype), v_RKPD)
+        out_RQKGD = out_RKXD.reshape(num_rows, num_kv_heads, height, group, head_dim).transpose(0, 2, 1, 3, 4)
+        return out_RQKGD.reshape(q.shape).astype(q.dtype), self.replace(cache=cache)
 
 
 class StaticBatches:
@@ -97,9 +92,17 @@ class StaticBatches:
         self._max_len = -(-max_len // PROMPT_MULTIPLE) * PROMPT_MULTIPLE
         tokenizer = loaded.tokenizer
         self._vocab = spec.vocab_size if tokenizer is None else min(spec.vocab_size, tokenizer.vocab_size)
-        shape = (spec.num_layers, 2, self._rows, spec.num_kv_heads, self._max_len, spec.head_dim)
+        layout = KVLayout(
+            num_layers=spec.num_layers,
+            num_blocks=self._rows,
+            block_size=self._max_len,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            dtype=dtype,
+            order="LCNKBD",
+        )
         # Where the weights are, and bound to it as they are: else the first call has an executable of its own.
-        self._cache = jax.device_put(jnp.zeros(shape, dtype), jax.tree.leaves(loaded.weights)[0].sharding)
+        self._cache = jax.device_put(kv.create(layout), jax.tree.leaves(loaded.weights)[0].sharding)
         self._prefill = jax.jit(self._prefill_fn, donate_argnames="cache")
         self._decode = jax.jit(self._decode_fn, static_argnames="reads", donate_argnames="cache")
 
@@ -132,16 +135,13 @@ class StaticBatches:
 
     def warmup(self, workload: Workload) -> None:
         """Compiles every shape that batches of these requests can have, however they fall together."""
-        lengths = {self._padded(len(prompt)) for prompt in workload.prompts}
-        for length in lengths:
-            self.run_batch([[0] * length], [1], [Served()], 0.0)
-        reads = {self._reads(n) for n in range(1, self._max_len + 1)}
-        for length in reads:
-            start = max(1, min(length, self._max_len) - 1)
-            lens_S, token_S = np.full(self._rows, start, np.int32), jnp.zeros(self._rows, jnp.int32)
-            self._cache, *_ = self._decode(
-                self._loaded.weights, self._cache, token_S, lens_S, np.int32(1), reads=length
-            )
+        weights, lens_S = self._loaded.weights, np.ones(self._rows, np.int32)
+        token_S = None
+        for length in {self._padded(len(prompt)) for prompt in workload.prompts}:
+            tokens_SQ = np.zeros((self._rows, length), np.int32)
+            self._cache, token_S = self._prefill(weights, self._cache, tokens_SQ, lens_S)
+        for reads in {self._reads(length) for length in range(1, self._max_len + 1)}:
+            self._cache, *_ = self._decode(weights, self._cache, token_S, lens_S, np.int32(1), reads=reads)
 
     def run_batch(
         self, prompts: Sequence[Sequence[int]], outputs: Sequence[int], served: Sequence[Served], begin: float
@@ -186,28 +186,43 @@ class StaticBatches:
         for row, one in enumerate(served):
             one.receive(now, tokens_KS[: outputs[row] - len(one.tokens), row].tolist())
 
-    def _prefill_fn(self, weights: Any, cache: Array, tokens_SQ: Array, lens_S: Array) -> tuple[Array, Array]:
-        num_slots, num_queries = tokens_SQ.shape
-        positions_SQ = jnp.broadcast_to(jnp.arange(num_queries, dtype=jnp.int32)[None], tokens_SQ.shape)
-        view = ContiguousView(cache, positions_SQ, num_queries)
-        hidden_TE, view = self._loaded.model.hidden(weights, tokens_SQ.reshape(-1), positions_SQ.reshape(-1), view)
-        last_S = jnp.arange(num_slots, dtype=jnp.int32) * num_queries + lens_S - 1
+    def _prefill_fn(self, weights: Any, cache: KVCache, tokens_SQ: Array, lens_S: Array) -> tuple[KVCache, Array]:
+        num_slots, height = tokens_SQ.shape
+        view = self._view(cache, jnp.full(num_slots, height, jnp.int32), height, height)
+        positions_T = jnp.tile(jnp.arange(height, dtype=jnp.int32), num_slots)
+        hidden_TE, view = self._loaded.model.hidden(weights, tokens_SQ.reshape(-1), positions_T, view)
+        last_S = jnp.arange(num_slots, dtype=jnp.int32) * height + lens_S - 1
         return view.cache, self._greedy(weights, hidden_TE[last_S])
 
     def _decode_fn(
-        self, weights: Any, cache: Array, token_S: Array, lens_S: Array, steps: Array, *, reads: int
-    ) -> tuple[Array, Array, Array]:
+        self, weights: Any, cache: KVCache, token_S: Array, lens_S: Array, steps: Array, *, reads: int
+    ) -> tuple[KVCache, Array, Array]:
         kept_KS = jnp.zeros((self._decode_steps, token_S.shape[0]), jnp.int32)
 
-        def one(k: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        def one(k: Array, carry: tuple[KVCache, Array, Array]) -> tuple[KVCache, Array, Array]:
             cache, token_S, kept_KS = carry
-            view = ContiguousView(cache, (lens_S + k)[:, None], reads)
+            view = self._view(cache, lens_S + k + 1, 1, reads)
             hidden_SE, view = self._loaded.model.hidden(weights, token_S, lens_S + k, view)
             token_S = self._greedy(weights, hidden_SE)
             return view.cache, token_S, kept_KS.at[k].set(token_S)
 
         return lax.fori_loop(jnp.int32(0), steps, one, (cache, token_S, kept_KS))
 
+    @staticmethod
+    def _view(cache: KVCache, kv_lens_S: Array, height: int, reads: int) -> ContiguousView:
+        num_slots = kv_lens_S.shape[0]
+        return ContiguousView(
+            cache=cache,
+            block_tables_RM=jnp.arange(num_slots, dtype=jnp.int32)[:, None],
+            kv_lens_R=kv_lens_S,
+            cu_q_lens_R1=jnp.arange(num_slots + 1, dtype=jnp.int32) * height,
+            reads=reads,
+        )
+
     def _greedy(self, weights: Any, hidden_SE: Array) -> Int32[Array, " S"]:
         logits_SV = self._loaded.model.logits(weights, hidden_SE)[:, : self._vocab]
         return jnp.argmax(logits_SV, axis=-1).astype(jnp.int32)
+
+
+def _product(spec: str, a: Array, b: Array) -> Float32[Array, "..."]:
+    return jnp.einsum(spec, a, b, preferred_element_type=jnp.float32)

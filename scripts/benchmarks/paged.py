@@ -86,9 +86,14 @@ def step_seconds(llm: LLM, prompts: Sequence[Sequence[int]], steps: int) -> floa
     """Seconds of one decode step of all prompts' sequences together, once all prompts are computed.
 
     Measured over ``steps`` steps, rounded up to whole dispatches; then everything is aborted.
+
+    Raises:
+      ValueError: the engine has no room for that.
     """
-    most = llm.engine.config.max_model_len or 0
-    wanted = [dataclasses.replace(GREEDY, max_tokens=most - len(prompt)) for prompt in prompts]
+    config, count = llm.config, len(prompts)
+    # Until the last prompt is computed, the first sequences get a token a step; and some dispatches are in flight.
+    prefills = sum(map(len, prompts)) // max(1, config.max_num_batched_tokens - count) + count
+    wanted = dataclasses.replace(GREEDY, max_tokens=prefills + steps + 4 * config.decode_steps)
     running = llm.make_requests([list(prompt) for prompt in prompts], wanted)
     try:
         for request in running:
@@ -96,10 +101,12 @@ def step_seconds(llm: LLM, prompts: Sequence[Sequence[int]], steps: int) -> floa
         while not all(request.samples[0].token_ids for request in running):
             llm.engine.step()
         begin, before, made = time.perf_counter(), _tokens(running), 0
-        while made < steps * len(running):
+        while made < steps * count:
             llm.engine.step()
+            if any(request.finished for request in running):
+                raise ValueError(f"{count} sequences do not fit at once; try more num_blocks or max_num_seqs")
             made = _tokens(running) - before
-        return (time.perf_counter() - begin) * len(running) / made
+        return (time.perf_counter() - begin) * count / made
     finally:
         for request in running:
             llm.engine.abort(request)

@@ -11,8 +11,8 @@ import time
 
 
 def serve(spec: dict, answer) -> None:
-    import torch
-    import transformers
+    import torch  # pyright: ignore[reportMissingImports]
+    import transformers  # pyright: ignore[reportMissingImports]
 
     torch.set_num_threads(spec["threads"])
     dtype = getattr(torch, spec["dtype"])

@@ -31,7 +31,7 @@ NEEDS = {"transformers": "torch and transformers", "llama.cpp": "xllamacpp or ll
 GGUF_KINDS = {"float32": (np.float32, "f32"), "bfloat16": (np.float16, "f16")}
 
 
-class PeerError(RuntimeError):
+class PeerError(ValueError):
     """A peer cannot run; the message says why and what to do."""
 
 
@@ -42,10 +42,12 @@ class Peer:
     Attributes:
       name: With versions and dtype.
       details: What it says of the processor it was built for.
+      kind: One of `NAMES`.
     """
 
     name: str
     details: str
+    kind: str
     _process: subprocess.Popen[str]
     _log: Path
     _workload: Workload
@@ -60,7 +62,7 @@ class Peer:
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write("\n")
             self._process.stdin.flush()
-        answer = _answer(self._process, self._log, self.name)
+        answer = _answer(self._process, self._log, self.kind)
         counts = answer["counts"] if "counts" in answer else [len(tokens) for tokens in answer["outputs"]]
         if counts != list(self._workload.outputs):
             raise PeerError(f"{self.name} made {sum(counts)} tokens instead of {self._workload.output_tokens}")
@@ -100,7 +102,7 @@ def start(
         with open(log, "w") as errors, _process(python, name, Path(folder) / "spec.json", errors) as process:
             try:
                 ready = _answer(process, log, name)
-                yield Peer(ready["name"], ready["details"], process, log, workload)
+                yield Peer(ready["name"], ready["details"], name, process, log, workload)
             finally:
                 process.kill()
 
@@ -119,7 +121,7 @@ def _model(name: str, loaded: LoadedModel, source: Path | None, dtype: str, fold
 
 
 def _process(python: str, name: str, spec: Path, errors: IO[str]) -> subprocess.Popen[str]:
-    program = Path(__file__).with_name(PROGRAMS[name])
+    program = Path(__file__).parent / PROGRAMS[name]
     try:
         return subprocess.Popen(
             [python, str(program), str(spec)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
@@ -128,7 +130,12 @@ def _process(python: str, name: str, spec: Path, errors: IO[str]) -> subprocess.
         raise PeerError(f"--peer_python={python} does not run ({error.strerror}); give the path of a python") from error
 
 
-def _answer(process: subprocess.Popen[str], log: Path, name: str) -> dict[str, Any]:
+def _answer(process: subprocess.Popen[str], log: Path, kind: str) -> dict[str, Any]:
+    """The next line that the process prints.
+
+    Raises:
+      PeerError: it has ended instead.
+    """
     assert process.stdout is not None
     line = process.stdout.readline()
     if line:
@@ -136,7 +143,7 @@ def _answer(process: subprocess.Popen[str], log: Path, name: str) -> dict[str, A
     process.wait()
     said = log.read_text(errors="replace").strip().splitlines()
     reason = said[-1] if said else f"exit status {process.returncode}"
-    raise PeerError(f"--peer={name} ended early: {reason}. Its Python needs {NEEDS[name]}; name one with --peer_python")
+    raise PeerError(f"{kind} ended early: {reason}; --peer_python must name a Python that has {NEEDS[kind]}")
 
 
 def gguf_source(model: str) -> Path | None:

@@ -28,8 +28,8 @@ def check(path: str) -> None:
 
 def rates(drawn: Sequence[Results], path: str) -> None:
     """Output tokens a second of each engine, a group of bars for each case; whiskers are least and most."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # pyright: ignore[reportMissingImports]
+    from matplotlib.figure import Figure  # pyright: ignore[reportMissingImports]
 
     figure = Figure(figsize=(2.5 + 2 * len(drawn), 4), layout="constrained")
     FigureCanvasAgg(figure)

@@ -65,7 +65,7 @@ def as_json(results: Results, target: float | None = None) -> dict[str, Any]:
 
 def as_text(results: Results, title: str, target: float | None = None) -> str:
     """The same for people: who ran at which rate, and the ratios."""
-    rows = [("", "tokens/s", "(least - most)", "seconds", "first token", "between tokens")]
+    rows: list[tuple[str, ...]] = [("", "tokens/s", "(least - most)", "seconds", "first token", "between tokens")]
     rows.append(_row("paged engine", results.paged))
     if results.baseline:
         rows.append(_row("static batches, contiguous KV", results.baseline))
@@ -74,8 +74,7 @@ def as_text(results: Results, title: str, target: float | None = None) -> str:
         rows.append((results.peer[0], f"{rate.median:.1f}", _range(rate), f"{seconds.median:.2f}", "", ""))
     lines = [
         title,
-        f"{len(workload.prompts)} requests, prompts {_span(lens)}, outputs {_span(outs)} tokens, {workload.slots}; "
-        f"medians of {len(results.paged)} runs",
+        _described(results, "medians of "),
         str(results.setting),
         "",
         table(rows),
@@ -112,7 +111,10 @@ def context(
     """For people and as JSON: seconds of a decode step at a short and at a long context, repeat by repeat."""
     found = ratio(seconds[1], seconds[0])
     step_ms = {n: 1e3 * Spread.of(each).median for n, each in zip(lengths, seconds, strict=True)}
-    rows = [("context", "ms a step"), *((f"{n:,} tokens", f"{ms:.1f}") for n, ms in step_ms.items())]
+    rows: list[tuple[str, ...]] = [
+        ("context", "ms a step"),
+        *((f"{n:,} tokens", f"{ms:.1f}") for n, ms in step_ms.items()),
+    ]
     text = "\n".join(
         [
             title,
@@ -138,7 +140,7 @@ def context(
 
 def latency_text(results: Results, title: str, rate: float) -> str:
     """For people: what requests waited, over all repeats."""
-    rows = [("ms", "", "p50", "p90", "p99")]
+    rows: list[tuple[str, ...]] = [("ms", "", "p50", "p90", "p99")]
     for name, runs in (("paged engine", results.paged), ("static batches, contiguous KV", results.baseline)):
         for label, found in _waits(runs).items():
             figures = [f"{found[p]:,.1f}" if found else "" for p in ("p50", "p90", "p99")]

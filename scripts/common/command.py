@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from absl import app, flags
 from absl import logging as absl_logging
 
+from . import interrupt
 from .help import render
-from .interrupt import Interrupt
 
-OK, FAULT, INTERRUPTED, READER_GONE = 0, 2, 130, 141
+OK, FAULT, INTERRUPTED, READER_GONE = 0, 2, interrupt.STATUS, 141
 
 _VERBOSE = flags.DEFINE_boolean("verbose", False, "Log what is chosen and why, on standard error.")
 
@@ -34,6 +34,7 @@ def run(main: Callable[[], int], doc: str, groups: dict[str, Sequence[str]]) -> 
       doc: Its docstring, the first part of `--help`.
       groups: For `--help`: titles, and the names of the flags beneath them.
     """
+    interrupt.leave_at_once()
     _keep_streams_usable()
     sys.exit(
         _guarded(lambda: app.run(lambda given: _body(main, given), flags_parser=lambda argv: _parse(argv, doc, groups)))
@@ -57,12 +58,13 @@ def on_terminal() -> bool:
 
 
 def start_jax() -> None:
-    """Meets the devices.
+    """Imports JAX and meets the devices.
 
     Raises:
       ValueError: JAX was told (JAX_PLATFORMS) to use a device that is not there, or the device refuses.
     """
-    import jax
+    with interrupt.leaving_at_once():
+        import jax
 
     try:
         jax.devices()
@@ -80,7 +82,7 @@ def _parse(argv: Sequence[str], doc: str, groups: dict[str, Sequence[str]]) -> l
     except flags.Error as error:
         raise ValueError(f"{str(error).replace(' ?', '?')}; try --help") from error
     if rest[1:]:
-        raise ValueError(f"{rest[1]!r} is no flag; try --prompt={rest[1]!r}, or --help")
+        raise ValueError(f"{rest[1]!r} is no flag, and only flags are taken; try --help")
     return rest
 
 
@@ -94,7 +96,7 @@ def _body(main: Callable[[], int], _: Sequence[str]) -> int:
 
 def _guarded(script: Callable[[], None]) -> int:
     """Runs what exits by itself when all goes well; the status otherwise."""
-    with Interrupt() as interrupt:
+    with interrupt.Interrupt() as asked:
         try:
             script()
         except BrokenPipeError:
@@ -103,7 +105,7 @@ def _guarded(script: Callable[[], None]) -> int:
         except (OSError, ValueError, MemoryError, RuntimeError) as error:
             # A device's error is named, for naming its class would import jax. Other RuntimeErrors are bugs.
             is_bug = isinstance(error, RuntimeError) and type(error).__name__ != "JaxRuntimeError"
-            if is_bug or interrupt.wanted:
+            if is_bug or asked.wanted:
                 raise
             return _report(error)
     _let_go_of_output()
@@ -116,6 +118,8 @@ def _report(error: BaseException) -> int:
     problem: object = error if str(error) else "out of memory"
     if isinstance(error, OSError) and error.strerror and error.filename:
         problem = f"{error.strerror}: {error.filename}"
+    if "out of memory" in str(problem).lower():
+        problem = f"{problem} Try fewer blocks (num_blocks, kv_cache_memory) or a smaller model."
     complain(f"{os.path.basename(sys.argv[0])}: {problem}")
     _let_go_of_output()
     return FAULT

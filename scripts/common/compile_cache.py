@@ -7,28 +7,28 @@ import os
 import warnings
 from pathlib import Path
 
-from .command import complain
-
 MOST_BYTES = 4 << 30  # the least recently used make room
 
 
-def enable(folder: Path) -> None:
+def enable(folder: Path) -> str | None:
     """Keeps executables in `folder`, unless the person's JAX_COMPILATION_CACHE_DIR says otherwise.
 
-    A folder that cannot be written costs time and a line on standard error, nothing else.
+    To be called before anything is compiled: JAX decides then whether it has a cache.
+
+    Returns:
+      Why nothing is kept, which costs time and nothing else; None if all is well.
     """
     import jax
 
     if jax.config.jax_compilation_cache_dir is not None:
-        return
+        return None
     try:
         folder.mkdir(parents=True, exist_ok=True)
         writable = os.access(folder, os.W_OK)
     except OSError:
         writable = False
     if not writable:
-        complain(f"{folder} cannot be written, so nothing compiled is kept; set XDG_CACHE_HOME to a folder that can be")
-        return
+        return f"{folder} cannot be written, so nothing compiled is kept; set XDG_CACHE_HOME to a folder that can be"
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     if importlib.util.find_spec("filelock") is not None:
@@ -36,3 +36,4 @@ def enable(folder: Path) -> None:
         jax.config.update("jax_compilation_cache_max_size", MOST_BYTES)
     # A full disk is no reason to stop; JAX says so once for each executable.
     warnings.filterwarnings("ignore", message="Error (reading|writing) persistent compilation cache entry")
+    return None

@@ -7,11 +7,15 @@ and in a callback it is dropped. So here an error after Ctrl-C is Ctrl-C, and on
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from types import FrameType
+
+STATUS = 130
 
 _MOMENT = 0.02  # seconds, for a callback to be over
 
@@ -44,6 +48,23 @@ class Interrupt:
         hurried, self.wanted = self.wanted, True
         if hurried or not self.worth_saving:
             raise KeyboardInterrupt
+
+
+def leave_at_once() -> None:
+    """From here on, outside of every `Interrupt`, Ctrl-C ends the process: there is nothing to save or to clean up."""
+    signal.signal(signal.SIGINT, _leave)
+
+
+@contextlib.contextmanager
+def leaving_at_once() -> Iterator[None]:
+    """The same for a while, for imports: extension modules print the error that they are interrupted with."""
+    before = signal.signal(signal.SIGINT, _leave)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def _leave(signum: int, frame: FrameType | None) -> None:
+    os._exit(STATUS)
 
 
 def _insist(dropped: sys.UnraisableHookArgs) -> None:

@@ -10,7 +10,7 @@ from absl import flags
 
 from jpaged import config
 
-from . import command, compile_cache
+from . import command, compile_cache, interrupt
 from .progress import Progress
 
 if TYPE_CHECKING:
@@ -92,11 +92,14 @@ def load_llm(settings: config.EngineConfig) -> LLM:
     name = flags.FLAGS.model
     with Progress("loading the model"):
         command.start_jax()
+        with interrupt.leaving_at_once():
+            import models
+            from jpaged.llm import LLM
+            from models.cache import default_cache_dir
 
-        import models
-        from jpaged.llm import LLM
-        from models.cache import default_cache_dir
-
-        compile_cache.enable(default_cache_dir() / "xla")
+        nothing_kept = compile_cache.enable(default_cache_dir() / "xla")
         loaded = models.load(name, dtype=settings.dtype, progress=command.on_terminal())
-        return LLM(loaded, **dataclasses.asdict(settings))
+        llm = LLM(loaded, **dataclasses.asdict(settings))
+    if nothing_kept:
+        command.complain(nothing_kept)
+    return llm

@@ -10,8 +10,8 @@ from random import Random
 from tests.allocator.world import ATTACHES, DROPS, FORKS, KEEPS, World
 
 # Growth and caching more often than the rest, so that memory gets full and there is something to attach.
-SINGLE = (*("append", "grow", "attach", "keep", "free") * 2, "copy_on_write", "fork", "truncate", "drop")
-PLANS = ("apply",) * 3
+SINGLE = (*("append", "grow", "fork", "attach", "keep", "drop", "free") * 2, "copy_on_write", "truncate")
+PLANS = ("apply",) * 5
 ALL = SINGLE + PLANS
 
 
@@ -33,7 +33,12 @@ def append(rng: Random, world: World, fault: bool) -> dict:
     new = [min(r, rng.choice([0, rng.randint(1, most)])) for r in room]
     if fault:
         slot = rng.randrange(len(new))
-        new[slot] = rng.choice([-1, geometry.max_new + 1, 2**31 - 1, room[slot] + 1])
+        new[slot] = rng.choice([-1, geometry.max_new + 1, 2**31 - 1])
+        fuller = [slot for slot, r in enumerate(room) if r < geometry.max_new]
+        if fuller and rng.choice([False, True]):
+            slot = rng.choice(fuller)
+            new = [0] * len(new)
+            new[slot] = room[slot] + 1
     return {"new": new}
 
 
@@ -56,22 +61,24 @@ def fork(rng: Random, world: World, fault: bool) -> dict:
     return {"src": src, "dst": dst}
 
 
-def attach(rng: Random, world: World, fault: bool, also_cached: Sequence[int] = ()) -> dict:
+def attach(rng: Random, world: World, fault: bool, evicted: Sequence[int] = ()) -> dict:
     null, _, num_columns, size = world.geometry
-    cached = [*world.cached_ids, *also_cached]
-    used = [rng.randint(1, num_columns) if cached else 0 for _ in range(ATTACHES)]
-    ids = [[rng.choice(cached) for _ in range(n)] + [null] * (num_columns - n) for n in used]
+    full = [*world.cached_ids, *world.full_blocks()]
+    used = [rng.randint(1, num_columns) if full else 0 for _ in range(ATTACHES)]
+    ids = [[rng.choice(full) for _ in range(n)] + [null] * (num_columns - n) for n in used]
     lengths = [n * size for n in used]
     dst = _destinations(rng, world, ATTACHES)
-    if fault and rng.choice([False, True]):
-        dst = _faulty(rng, world, dst)
-    elif fault:
-        seated = [j for j, d in enumerate(dst) if d < world.geometry.num_slots] or [0]
-        row = rng.choice(seated)
-        if rng.choice([False, True]):
-            lengths[row] += rng.choice([-size, -1, 1, size])
-        else:
-            ids[row][rng.randrange(max(1, used[row]))] = rng.choice([null, _dead_id(rng, world)])
+    row = rng.choice([j for j, d in enumerate(dst) if d < world.geometry.num_slots] or [0])
+    column = rng.randrange(max(1, used[row]))
+    match rng.randrange(4) if fault else None:
+        case 0:
+            dst = _faulty(rng, world, dst)
+        case 1:
+            lengths[row] += rng.choice([-size, 1, size])
+        case 2:
+            ids[row][column] = null
+        case 3:
+            ids[row][column] = rng.choice([_dead_id(rng, world), *evicted])
     return {"dst": dst, "ids": ids, "lengths": lengths}
 
 
@@ -130,8 +137,7 @@ def apply(rng: Random, world: World, fault: bool) -> dict:
     if "drop" in chosen:
         plan["drop"] = drop(rng, world, faulty == "drop")["ids"]
     if "attach" in chosen:
-        kept = [block for block in plan["keep"] if block in world.name_of]
-        plan["attach"] = attach(rng, world, faulty == "attach", kept)
+        plan["attach"] = attach(rng, world, faulty == "attach", plan["drop"])
     if "fork" in chosen:
         plan["fork"] = fork(rng, world, faulty == "fork")
     if "new" in chosen:

@@ -108,7 +108,7 @@ class Model:
                 return False
         for d, row, _ in rows:
             self.tables[d] = [name for name in row if name is not None]
-            self.texts[d] = [token for name in self.tables[d] for token in self.cached_text[name]]
+            self.texts[d] = [token for name in self.tables[d] for token in self._text_of(name)]
         return True
 
     def truncate(self, lengths: Sequence[int]) -> bool:
@@ -126,12 +126,7 @@ class Model:
         real = [name for name in names if name is not None]
         if not self.live().issuperset(real):
             return False
-        size = self.geometry.block_size
-        for table, text in zip(self.tables, self.texts, strict=True):
-            for column, name in enumerate(table):
-                tokens = text[column * size : (column + 1) * size]
-                if name in real and len(tokens) == size:  # others may have cut their share of it short
-                    self.cached_text[name] = tokens
+        self.cached_text |= {name: self._text_of(name) for name in real}
         self.cache += real
         return True
 
@@ -158,6 +153,15 @@ class Model:
     def _name(self) -> int:
         self.next_name += 1
         return self.next_name
+
+    def _text_of(self, name: int) -> list[int]:
+        """The tokens of a full block, from a sequence that still has all of them, else from the cache."""
+        size = self.geometry.block_size
+        for table, text in zip(self.tables, self.texts, strict=True):
+            for column in range(len(text) // size):
+                if table[column] == name:
+                    return text[column * size : (column + 1) * size]
+        return self.cached_text[name]
 
     def _is_slot(self, slot: int) -> bool:
         return 0 <= slot < self.geometry.num_slots

@@ -239,19 +239,6 @@ MUTANTS = (
         ),
     ),
     mutant(
-        "drop after attach",
-        "a plan that attaches what it evicts is accepted, and its sequence reads a block that is not cached",
-        tables,
-        ("    pool, dropped = blocks.release(after.pool, plan.drop)\n", ""),
-        ("attach(after.replace(pool=pool), plan.", "attach(after, plan."),
-        (
-            "    after, forked =",
-            "    pool, dropped = blocks.release(after.pool, plan.drop)\n"
-            "    after = after.replace(pool=pool)\n"
-            "    after, forked =",
-        ),
-    ),
-    mutant(
         "half a plan",
         "a refused plan has done what came before the refusal",
         tables,

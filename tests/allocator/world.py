@@ -3,8 +3,8 @@
 A `World` takes the module under test as an argument, so that mutants of it can be put to the same test.
 """
 
-import functools
 from collections import Counter
+from collections.abc import Sequence
 from types import ModuleType, SimpleNamespace
 
 import jax
@@ -17,9 +17,8 @@ KEEPS, DROPS, ATTACHES, FORKS = 3, 6, 2, 2  # entries of the padded lists
 COMPILE_FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
-@functools.cache
 def jitted(tables: ModuleType) -> SimpleNamespace:
-    """The functions of a module, each compiled once for each geometry, whichever world calls it."""
+    """The functions of a module. JAX compiles each once for each geometry, however often they are wrapped."""
     return _functions(tables, lambda f, **static: jax.jit(f, compiler_options=COMPILE_FAST, **static))
 
 
@@ -45,6 +44,7 @@ def _functions(tables: ModuleType, wrap) -> SimpleNamespace:
         attach=wrap(tables.attach),
         truncate=wrap(tables.truncate),
         free=wrap(tables.free),
+        take=wrap(tables.blocks.take, static_argnames="width"),
         retain=wrap(tables.blocks.retain),
         release=wrap(tables.blocks.release),
         apply=wrap(tables.apply, static_argnames="max_new"),
@@ -92,7 +92,7 @@ class World:
 
     def attach(self, dst, ids, lengths) -> bool:
         state, ok = self.fns.attach(self.state, int32(dst), int32(ids), int32(lengths))
-        return self._settle(state, ok, self.model.attach(dst, self._names(ids), lengths))
+        return self._settle(state, ok, self.model.attach(dst, [self._names(row) for row in ids], lengths))
 
     def truncate(self, lengths) -> bool:
         state, ok = self.fns.truncate(self.state, int32(lengths))
@@ -128,8 +128,9 @@ class World:
             new_S=int32(new),
         )
         state, copies, ok = self.fns.apply(self.state, plan, max_new=self.geometry.max_new)
-        named = {"dst": attach["dst"], "names": self._names(attach["ids"]), "lengths": attach["lengths"]}
-        expected = self.model.apply(self._names(keep), free, self._names(drop), named, fork, new)
+        rows = [self._names(row) for row in attach["ids"]]
+        seats = {"dst": attach["dst"], "names": rows, "lengths": attach["lengths"]}
+        expected = self.model.apply(self._names(keep), free, self._names(drop), seats, fork, new)
         if expected:
             self._cache(keep, drop)
         return self._settle(state, ok, expected, copies)
@@ -137,7 +138,7 @@ class World:
     # What a command's author may want to know.
 
     def full_blocks(self) -> list[int]:
-        """The ids of the blocks that a prefix cache might keep."""
+        """The ids that a prefix cache might keep and a sequence might start from."""
         table = np.asarray(self.state.tables_SM)
         size = self.geometry.block_size
         return [int(b) for slot, text in enumerate(self.model.texts) for b in table[slot, : len(text) // size]]
@@ -228,10 +229,8 @@ class World:
         for block, name in zip(self.cached_ids, self.model.cache, strict=True):
             assert self.kv[block].tolist() == self.model.cached_text[name], "a cached block changed"
 
-    def _names(self, ids):
-        if isinstance(ids, list):
-            return [self._names(block) for block in ids]
-        return None if ids == self.geometry.num_blocks else self.name_of.get(ids, DEAD)
+    def _names(self, ids: Sequence[int]) -> list[int | None]:
+        return [None if block == self.geometry.num_blocks else self.name_of.get(block, DEAD) for block in ids]
 
     def _cache(self, keep=(), drop=()) -> None:
         self.cached_ids += [block for block in keep if block != self.geometry.num_blocks]

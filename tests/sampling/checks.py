@@ -4,6 +4,7 @@
 
 from fractions import Fraction
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -80,7 +81,7 @@ def penalties_by_hand(sampling: ModuleType) -> None:
     def best(x: list[float], params: SamplingParams) -> int:
         return int(sample(sampling, [x], rows(sampling, [params]), [prompt + output]).token_R[0])
 
-    def beats(token: int, value: float, left: float, **penalties: float) -> None:
+    def beats(token: int, value: float, left: float, **penalties: Any) -> None:
         """`token` keeps `left` of its `value`: it beats a little less on token 3, and loses to a little more."""
         x = [-50.0, -50.0, -50.0, -50.0]
         x[token] = value

@@ -21,7 +21,7 @@ def kept(
     return {token for n, token in enumerate(left) if n == 0 or sum(weights[i] for i in left[:n]) < top_p * total}
 
 
-def logits(weights: Sequence[int], temperature: float = 1.0) -> np.ndarray:
+def logits(weights: Sequence[int] | np.ndarray, temperature: float = 1.0) -> np.ndarray:
     """Logits whose softmax at that temperature is in proportion to `weights`."""
     with np.errstate(divide="ignore"):
         return (np.log(np.array(weights, np.float64)) * temperature).astype(np.float32)

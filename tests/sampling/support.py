@@ -69,13 +69,12 @@ def sample(
     """
     logits_RV = np.asarray(logits_RV, np.float32)
     count, size = logits_RV.shape
-    histories = histories or [[0, 0]] * count
     padded_RV = np.full((ROWS, VOCAB), -np.inf, np.float32)
     padded_RV[:count, :size] = logits_RV
     padded_RV[count:, 0] = 0
     history_RP = np.full((ROWS, POSITIONS), 1, np.int32)
     lengths_R = np.zeros(ROWS, np.int32)
-    for r, history in enumerate(histories):
+    for r, history in enumerate(histories or [[0, 0]] * count):
         history_RP[r, : len(history)] = history
         lengths_R[r] = len(history)
     padded = sampling.gather(rows, jnp.minimum(jnp.arange(ROWS), count))  # past the end: neutral rows

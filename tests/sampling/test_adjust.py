@@ -39,7 +39,7 @@ def test_penalties(
 ):
     """Quarters and powers of two are exact in any order of operations."""
     params = SamplingParams(presence_penalty=presence, frequency_penalty=frequency, repetition_penalty=repetition)
-    found = adjusted(np.float32([x]), rows(sampling, [params], prompt_len=[len(prompt)]), [prompt + output])
+    found = adjusted(np.array([x], np.float32), rows(sampling, [params], prompt_len=[len(prompt)]), [prompt + output])
     expected = reference.penalised(x, prompt, output, presence=presence, frequency=frequency, repetition=repetition)
     assert found[0].tolist() == expected.tolist()
 
@@ -60,8 +60,8 @@ def test_rows_differ_in_what_they_ask():
         bad_words=[(), (), (), ([2], [4, 5]), ()],
         stop_ids=[(8,), (8,), (8,), (8,), (8, 1)],
     )
-    found = adjusted(np.float32([plain] * 5), settings, [[0, 1, 4]] * 5)
-    expected = np.float32([plain] * 5)
+    found = adjusted(np.array([plain] * 5, np.float32), settings, [[0, 1, 4]] * 5)
+    expected = np.array([plain] * 5, np.float32)
     expected[1, [0, 8]] = [3.5, -91.0]
     expected[2, 4] = 4.0
     expected[3, [2, 5]] = -np.inf

@@ -35,6 +35,11 @@ def kept(x: np.ndarray, *, temperature: float = 1, min_p: float = 0, top_k: int 
     return set(np.flatnonzero(marks_RV[0]).tolist())
 
 
+def weigh(x: np.ndarray, temperature: float = 1) -> jax.Array:
+    x_1V = jnp.asarray(x[None])
+    return weights.weigh(x_1V, jnp.max(x_1V, axis=1), jnp.array([temperature], jnp.float32), jnp.zeros(1))
+
+
 shares = st.integers(1, 20).flatmap(lambda whole: st.integers(1, whole).map(lambda part: Fraction(part, whole)))
 
 
@@ -75,7 +80,7 @@ def test_a_large_vocabulary_is_cut_where_float64_cuts_it(size: int, top_p: float
     order = np.lexsort((np.arange(size), -x))
     before = np.concatenate([[0.0], np.cumsum(p[order])[:-1]])
     expected = int(np.sum((before < top_p) | (np.arange(size) == 0)))
-    weights_RV = weights.weigh(x[None], x.max()[None], jnp.array([0.8], jnp.float32), jnp.zeros(1, jnp.float32))
+    weights_RV = weigh(x, 0.8)
     target_R = weights.top_p_target(weights_RV, jnp.array([top_p], jnp.float32))
     sums = np.concatenate([[0], np.cumsum(np.asarray(weights_RV)[0, order], dtype=np.int64)[:-1]])
     found = int(np.sum(sums < int(target_R[0])))
@@ -86,17 +91,15 @@ def test_a_large_vocabulary_is_cut_where_float64_cuts_it(size: int, top_p: float
 def test_weights_by_hand():
     """1 + 1/2 + 1/4 + 1/4 is 2, and 2**28 brings it into [2**29, 2**30)."""
     x = reference.logits([4, 2, 1, 1, 0])
-    weights_RV = weights.weigh(x[None], x.max()[None], jnp.ones(1, jnp.float32), jnp.zeros(1, jnp.float32))
+    weights_RV = weigh(x)
     np.testing.assert_allclose(weights_RV[0], np.array([4, 2, 1, 1, 0]) * 2.0**26, rtol=1e-6)
 
 
 @pytest.mark.parametrize("temperature", [1e-5, 1e-3, 1.0, 1e6, 3e38])
 @pytest.mark.parametrize("scale", [1.0, 100.0, 1e38])
 def test_weights_of_extreme_settings_stay_in_range(temperature: float, scale: float):
-    x = np.array([[3.0, 2.0, 2.0, -3.0, -np.inf]], np.float32) * np.float32(scale)
-    found = np.asarray(
-        weights.weigh(x, x.max(axis=1), jnp.array([temperature], jnp.float32), jnp.zeros(1, jnp.float32))
-    )[0].astype(np.int64)
+    x = np.array([3.0, 2.0, 2.0, -3.0, -np.inf], np.float32) * np.float32(scale)
+    found = np.asarray(weigh(x, temperature))[0].astype(np.int64)
     assert found.min() >= 0
     assert 2**28 < found.sum() <= 2**30
     assert found[4] == 0
@@ -104,8 +107,7 @@ def test_weights_of_extreme_settings_stay_in_range(temperature: float, scale: fl
 
 
 def test_a_flat_vocabulary_of_a_quarter_million_fits_an_int32():
-    x = jnp.zeros((1, 262_144), jnp.float32)
-    found = np.asarray(weights.weigh(x, jnp.zeros(1), jnp.ones(1), jnp.zeros(1))).astype(np.int64)
+    found = np.asarray(weigh(np.zeros(262_144, np.float32))).astype(np.int64)
     assert found.sum() == 2**29
     assert set(found[0].tolist()) == {2**11}
 

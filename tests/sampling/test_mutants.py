@@ -87,8 +87,8 @@ MUTANTS = [
     Mutant(
         "temperature multiplies",
         "weights.py",
-        "/ temperature_R[:, None])",
-        "* temperature_R[:, None])",
+        "/ jnp.minimum(temperature_R, 1e30)[:, None])",
+        "* jnp.minimum(temperature_R, 1e30)[:, None])",
         checks.cuts_leave_proportions_as_they_are,
     ),
     Mutant(

@@ -45,7 +45,7 @@ def test_ctrl_c_prints_what_there_is(long: subprocess.Popen[bytes]):
     assert "KV blocks at peak" in done.err
 
 
-@pytest.mark.parametrize("seconds", [0.5, 1, 2, 4])
+@pytest.mark.parametrize("seconds", [0.5, 2, 4])
 def test_ctrl_c_while_loading_is_quiet(long: subprocess.Popen[bytes], seconds: float):
     time.sleep(seconds)
     long.send_signal(signal.SIGINT)

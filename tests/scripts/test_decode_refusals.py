@@ -23,7 +23,7 @@ def refused(done: Done, why: str) -> None:
     [
         ("--nonsense=1", "Unknown command line flag 'nonsense'"),
         ("--temperatur=1", "Did you mean: temperature?"),
-        ("a prompt", "try --prompt='a prompt'"),
+        ("a prompt", "'a prompt' is no flag"),
         ("--max_tokens", "Missing value for flag --max_tokens"),
         ("--max_tokens=0", "max_tokens=0"),
         ("--max_tokens=x", "max_tokens=x"),

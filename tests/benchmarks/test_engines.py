@@ -1,0 +1,126 @@
+"""The paged engine and the contiguous baseline on a tiny model: the same tokens, as many as were asked for."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from jpaged.llm import LLM
+from scripts.benchmarks import paged, turns, workloads
+from scripts.benchmarks.contiguous import StaticBatches
+from scripts.benchmarks.results import Results, Setting
+from scripts.benchmarks.workloads import Case, Workload
+from scripts.common.usage import Clock
+from tests.models_tiny import golden, tiny
+
+# Two slots and prompts on both sides of a padding multiple, so that batches are padded and end at different times.
+CASE = Case("", 5, (3, 40), (1, 12), 2)
+SETTINGS = {
+    "dtype": "float32",
+    "num_blocks": 24,
+    "max_num_seqs": 2,
+    "max_num_batched_tokens": 32,
+    "decode_steps": 3,
+    "max_model_len": 96,
+}
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM(tiny("llama"), **SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def static() -> StaticBatches:
+    return StaticBatches(tiny("llama"), slots=2, max_len=112, dtype="float32", decode_steps=3)
+
+
+@pytest.fixture(scope="module")
+def workload() -> Workload:
+    return workloads.synthetic(CASE, vocab_size=320, seed=1)
+
+
+def clock_of(llm: LLM) -> Clock:
+    return Clock(llm.engine)
+
+
+def test_the_baseline_gives_the_reference_tokens(static: StaticBatches):
+    cases = golden("llama", "golden_float32")
+    prompts = tuple(tuple(case["prompt"]) for case in cases)
+    run = static.run(Workload(prompts, tuple(len(case["greedy"]) for case in cases), 2))
+    assert [one.tokens for one in run.served] == [case["greedy"] for case in cases]
+
+
+def test_both_give_the_same_tokens(llm: LLM, static: StaticBatches, workload: Workload):
+    ours, theirs = paged.run(llm, workload, clock_of(llm)), static.run(workload)
+    assert [len(one.tokens) for one in ours.served] == list(workload.outputs)
+    assert [one.tokens for one in ours.served] == [one.tokens for one in theirs.served]
+
+
+def test_a_run_knows_what_it_used(llm: LLM, workload: Workload):
+    paged.run(llm, workload, clock_of(llm))
+    run = paged.run(llm, workload, clock_of(llm))
+    assert run.output_tokens == workload.output_tokens
+    assert run.blocks_peak is not None and 1 <= run.blocks_peak <= 2 * -(-workload.longest // 16)
+    assert run.kv_share is not None and 0 < run.kv_share <= 1
+    assert run.prefill_rate and run.decode_rate
+    assert all(one.deltas[-1][0] <= run.seconds for one in run.served)
+
+
+def test_requests_wait_for_their_arrival(llm: LLM, static: StaticBatches, workload: Workload):
+    arrivals = [0.0, 0.0, 0.1, 0.2, 0.3]
+    for run in (paged.run(llm, workload, clock_of(llm), arrivals=arrivals), static.run(workload, arrivals)):
+        assert [one.arrival for one in run.served] == arrivals
+        assert min(run.ttft) > 0
+        assert run.seconds > 0.3
+
+
+def test_a_batch_is_who_has_come(static: StaticBatches, workload: Workload, monkeypatch: pytest.MonkeyPatch):
+    sizes = []
+    monkeypatch.setattr(
+        static, "run_batch", lambda prompts, outputs, served, begin: (sizes.append(len(prompts)), _serve(served))[1]
+    )
+    static.run(workload, [0.0, 0.0, 0.0, 9e-2, 9.1e-2])
+    assert sizes == [2, 1, 1, 1]
+
+
+def _serve(served) -> tuple[float, float]:
+    for one in served:
+        one.receive(one.arrival, [0])
+    return 1.0, 1.0
+
+
+def test_nothing_compiles_after_the_baselines_warmup(workload: Workload):
+    static = StaticBatches(tiny("llama"), slots=2, max_len=workload.longest, dtype="float32", decode_steps=3)
+    static.warmup(workload)
+    with turns.nothing_compiles():
+        static.run(workload, [0.0, 0.0, 0.01, 0.02, 0.03])
+
+
+def test_compiling_in_a_timed_run_is_noticed(no_executable_cache: Iterator[None]):
+    import jax
+
+    with pytest.raises(RuntimeError, match="compiled in a timed run"), turns.nothing_compiles():
+        jax.jit(lambda x: x + time.time())(1.0)
+
+
+def test_taking_turns(llm: LLM, workload: Workload):
+    results, done = Results(setting(), workload), []
+    turns.throughput(results, llm, clock_of, None, 2, lambda: done.append(1))
+    assert (len(results.paged), len(results.baseline), len(done)) == (2, 2, 6)
+
+
+def test_sampled_runs_are_sampled(llm: LLM, workload: Workload):
+    results = Results(setting(), workload)
+    sampled = turns.sampling(results, llm, clock_of, 1, lambda: None)
+    assert sampled[0].output_tokens == results.paged[0].output_tokens
+    assert [one.tokens for one in sampled[0].served] != [one.tokens for one in results.paged[0].served]
+
+
+def test_a_step_is_timed_with_everybody_in_it(llm: LLM):
+    assert 0 < paged.step_seconds(llm, [[1] * 20, [2] * 20], steps=6) < 10
+    assert not llm.engine.has_work
+
+
+def setting() -> Setting:
+    return Setting("mixed", "llama", "xla", "float32", "0", "cpu", 2)
