@@ -108,7 +108,8 @@ def decode(llm: LLM, found: Sequence[Result], loading: float) -> int:
     engine, running = llm.engine, [result.request for result in found if result.request is not None]
     clock = usage.Clock(engine) if _STATS.value else None
     step = clock.step if clock else engine.step
-    with Progress("answering", len(running), "prompts") as progress, Interrupt() as interrupt:
+    counted = len(running) if len(running) > 1 else None
+    with Progress("answering", counted, "prompts") as progress, Interrupt() as interrupt:
         printer = _printer(found, progress)
         for request in running:
             engine.add(request)

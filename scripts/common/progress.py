@@ -63,7 +63,8 @@ class Progress:
         from tqdm import tqdm  # takes a tenth of a second, which a quick run need not spend
 
         form = _UNCOUNTED if self._total is None else _COUNTED
-        with tqdm(desc=self._what, total=self._total, unit=self._unit, bar_format=form, leave=False) as bar:
+        options = {"total": self._total, "unit": self._unit, "bar_format": form, "leave": False}
+        with tqdm(desc=self._what, **options) as bar:
             bar.start_t -= DELAY_SECONDS
             while True:
                 with self._drawing:

@@ -9,12 +9,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import select
 import stat
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from .command import complain
+
+_PATIENCE_SECONDS = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +73,7 @@ def read_json_lines(content: bytes, name: str) -> list[Entry]:
 
 def _from_file(path: str) -> list[Entry]:
     if path == "-":
-        name, content = "standard input", sys.stdin.buffer.read() if sys.stdin else b""
+        name, content = "standard input", _standard_input() if sys.stdin else b""
     else:
         name = path
         with open(path, "rb") as file:
@@ -89,11 +92,18 @@ def _from_standard_input() -> list[Entry]:
         return []
     if stat.S_ISCHR(mode) or sys.stdin is None:
         return []
-    content = sys.stdin.buffer.read()
+    content = _standard_input()
     if not content:
         complain("standard input was empty, so here is a prompt of our own; try --prompt=…")
         return []
     return [_line_of_text(content.removesuffix(b"\n").removesuffix(b"\r"), "standard input")]
+
+
+def _standard_input() -> bytes:
+    """All of it. A pipe that nobody closes would be waited for in silence."""
+    if not select.select([0], [], [], _PATIENCE_SECONDS)[0]:
+        complain("waiting for prompts on standard input; without any, try --prompt=… or </dev/null")
+    return sys.stdin.buffer.read()
 
 
 def _lines(content: bytes, name: str) -> Iterable[tuple[bytes, str]]:

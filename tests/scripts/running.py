@@ -56,6 +56,7 @@ class Script:
     ) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [sys.executable, str(ROOT / "scripts" / self.name), *map(str, arguments)],
+            bufsize=0,  # else a line that is read takes others with it
             cwd=ROOT.parent,  # a script does not care where it is run from
             env={**os.environ, **self.environment, **environment},
             stdin=stdin,

@@ -53,6 +53,15 @@ def test_ctrl_c_while_loading_is_quiet(long: subprocess.Popen[bytes], seconds: f
     assert (done.status, done.out, done.err) == (130, "", "")
 
 
+def test_waiting_for_standard_input_is_said(decode: Script):
+    process = decode.start("--prompts_file=-", stdin=subprocess.PIPE)
+    assert process.stderr is not None
+    assert b"waiting for prompts on standard input" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    done = finish(process)
+    assert (done.status, done.out, done.err) == (130, "", "")
+
+
 def test_a_reader_who_goes_away_ends_it_quietly(long: subprocess.Popen[bytes]):
     first_line(long)
     done = abandon(long)
