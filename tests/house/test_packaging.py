@@ -19,9 +19,13 @@ from tests.house.tree import PACKAGES, ROOT, SCRIPTS, files
 REQUIRED_UNSEEN = {
     "jaxlib": "the compiled half of jax, whose oldest release we name",
 }
-# What a benchmark in scripts/ compares us with, if the reader has installed it.
-PEERS = {"llama_cpp", "torch", "transformers", "xllamacpp"}
+# What a benchmark in scripts/ uses if the reader has installed it: peers to compare us with, and a plotter.
+OPTIONAL_IN_SCRIPTS = {"llama_cpp", "matplotlib", "torch", "transformers", "xllamacpp"}
 TOP_LEVEL = {"absl-py": "absl", "orbax-checkpoint": "orbax"}  # where the module's name is not the distribution's
+
+
+# The folders beside the scripts, which a script imports by their bare names: its own folder comes first on its path.
+SCRIPT_ROOMS = {path.parent.name for path in (ROOT / SCRIPTS).glob("*/__init__.py")}
 
 
 def entry_points() -> importlib.metadata.EntryPoints:
@@ -68,8 +72,8 @@ def test_the_oldest_python_is_one_fact():
 
 def test_what_is_imported_is_required_and_the_other_way_round():
     found = {one.imported.partition(".")[0] for one in imports(ROOT, PACKAGES)}
-    found |= {one.imported.partition(".")[0] for one in imports(ROOT, (SCRIPTS,))} - PEERS
-    found -= {*PACKAGES, SCRIPTS, *sys.stdlib_module_names}
+    found |= {one.imported.partition(".")[0] for one in imports(ROOT, (SCRIPTS,))} - OPTIONAL_IN_SCRIPTS
+    found -= {*PACKAGES, SCRIPTS, *SCRIPT_ROOMS, *sys.stdlib_module_names}
     named = {TOP_LEVEL.get(name, name.replace("-", "_")) for name in required() - REQUIRED_UNSEEN.keys()}
     assert found - named == set(), "imported, and not in install_requires of setup.cfg"
     assert named - found == set(), "in install_requires of setup.cfg, and imported nowhere"
