@@ -13,10 +13,10 @@ import jax
 from jpaged import sizing, weights
 from jpaged.config import DType
 from jpaged.model import LoadedModel
-from models import cache, convert, default, tokenizers
+from models import cache, convert, default, stacks, tokenizers
 from models.config import ModelConfig
 from models.errors import ModelError
-from models.llama import Llama, unstack
+from models.llama import Llama
 
 __all__ = ["LoadedModel", "ModelConfig", "ModelError", "load"]
 
@@ -37,7 +37,7 @@ def load(name: str, *, dtype: DType = "auto", progress: bool | None = None) -> L
     model = Llama(config, name=name if name == "default" else Path(name).name)
     restored = weights.restore(folder / "weights", dtype=sizing.resolve_dtype(dtype))
     if jax.default_backend() == "cpu":
-        restored = unstack(restored)
+        restored = {**restored, "layers": stacks.unstack(restored["layers"])}
     return LoadedModel(model, restored, tokenizers.load_tokenizer(folder), config)
 
 

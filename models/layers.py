@@ -12,6 +12,8 @@ from flax import nnx
 from jax import lax
 from jaxtyping import Array, Float, Float32, Int32
 
+from models.stacks import multiply
+
 
 class Norm(nnx.Module):
     """Root-mean-square normalisation (arXiv 1910.07467), in float32."""
@@ -34,8 +36,7 @@ class Linear(nnx.Module):
         self.bias = nnx.Param(jnp.zeros(shape[:-1], dtype)) if bias else None
 
     def __call__(self, x_TI: Float[Array, "T I"]) -> Float[Array, "T *out"]:
-        weight = self.weight[...]
-        out = dot(x_TI, weight.reshape(-1, weight.shape[-1])).reshape(x_TI.shape[0], *weight.shape[:-1])
+        out = multiply(x_TI, self.weight.get_value())
         return out if self.bias is None else out + self.bias[...][None]
 
 
@@ -49,7 +50,7 @@ class Embedding(nnx.Module):
         return self.weight[...].at[tokens_T].get(mode="clip")
 
     def attend(self, x_RE: Float[Array, "R E"]) -> Float32[Array, "R V"]:
-        return dot(x_RE, self.weight[...], "float32")
+        return multiply(x_RE, self.weight[...], "float32")
 
 
 class GatedMLP(nnx.Module):
@@ -62,11 +63,6 @@ class GatedMLP(nnx.Module):
     def __call__(self, x_TE: Float[Array, "T E"]) -> Float[Array, "T E"]:
         gate_up_T2F = self.gate_up(x_TE)
         return self.down(jax.nn.silu(gate_up_T2F[:, 0]) * gate_up_T2F[:, 1])
-
-
-def dot(x_TI: Float[Array, "T I"], weight_OI: Float[Array, "O I"], out: str | None = None) -> Float[Array, "T O"]:
-    """The product with a matrix of [out, in], accumulated in float32, in x's dtype unless ``out`` says another."""
-    return lax.dot_general(x_TI, weight_OI, (((1,), (1,)), ((), ())), preferred_element_type=out or x_TI.dtype)
 
 
 def rotations(

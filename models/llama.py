@@ -1,7 +1,6 @@
 """The Llama family: what its decoder layer computes, and the whole as a `Model`.
 
-Layers are one stack under `lax.scan`, or a list that is unrolled; the layer is the same function. A checkpoint holds
-the stack, and `unstack` makes the list, which CPUs want: there a scan copies each layer's weights before it uses them.
+Layers run under `lax.scan`, each taking its weights from all layers' (`stacks`).
 """
 
 from __future__ import annotations
@@ -16,8 +15,9 @@ from jax import lax
 from jaxtyping import Array, Float, Float32, Int32
 
 from jpaged.model import AttentionView, ModelSpec, Weights
+from models import stacks
 from models.config import ModelConfig
-from models.layers import Embedding, GatedMLP, Linear, Norm, dot, rotate, rotations
+from models.layers import Embedding, GatedMLP, Linear, Norm, rotate, rotations
 
 
 class Attention(nnx.Module):
@@ -110,18 +110,12 @@ class Llama:
         outer = self._merged_outer(weights)
         turns = rotations(positions_T, self._frequencies_C, self._attention_factor)
         x_TE = outer.embed(tokens_T)
-        layers = weights["layers"]
-        if isinstance(layers, tuple):
-            for index, one in enumerate(layers):
-                x_TE, view = nnx.merge(self._layer, one)(x_TE, index, turns, view)
-        else:
 
-            def body(carry: tuple[Array, AttentionView], layer: tuple[Array, Any]) -> tuple[tuple, None]:
-                index, one = layer
-                return nnx.merge(self._layer, one)(carry[0], index, turns, carry[1]), None
+        def body(carry: tuple[Array, AttentionView], index: Int32[Array, ""]) -> tuple[tuple, None]:
+            one = nnx.merge(self._layer, stacks.layer(weights["layers"], index))
+            return one(carry[0], index, turns, carry[1]), None
 
-            indices = jnp.arange(self.config.num_layers, dtype=jnp.int32)
-            (x_TE, view), _ = lax.scan(body, (x_TE, view), (indices, layers))
+        (x_TE, view), _ = lax.scan(body, (x_TE, view), jnp.arange(self.config.num_layers, dtype=jnp.int32))
         return outer.final_norm(x_TE), view
 
     def logits(self, weights: Weights, hidden_RE: Float[Array, "R E"]) -> Float32[Array, "R V"]:
@@ -129,23 +123,10 @@ class Llama:
         outer = self._merged_outer(weights)
         if outer.lm_head is None:
             return outer.embed.attend(hidden_RE)
-        return dot(hidden_RE, outer.lm_head.weight[...], "float32")
+        return stacks.multiply(hidden_RE, outer.lm_head.weight.get_value(), "float32")
 
     def _merged_outer(self, weights: Weights) -> Outer:
         return nnx.merge(self._outer, {name: part for name, part in weights.items() if name != "layers"})
-
-
-def unstack(weights: Weights) -> Weights:
-    """The same weights with a tuple of layers in place of the stack; each stacked array is let go once it is cut."""
-    leaves, treedef = jax.tree.flatten(weights["layers"])
-    num_layers = leaves[0].shape[0]
-    cut = []
-    while leaves:
-        stacked = leaves.pop(0)
-        cut.append([stacked[i] for i in range(num_layers)])
-        jax.block_until_ready(cut[-1])
-    layers = tuple(treedef.unflatten([parts[i] for parts in cut]) for i in range(num_layers))
-    return {**weights, "layers": layers}
 
 
 def _stacked(num_layers: int, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:

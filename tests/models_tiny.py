@@ -11,6 +11,7 @@ import numpy as np
 
 import models
 from jpaged.model import LoadedModel
+from models import stacks
 from models.llama import Llama
 from tests.house.tree import ROOT
 
@@ -25,11 +26,7 @@ def tiny(family: str, dtype: str = "float32") -> LoadedModel:
 
 def stacked(loaded: LoadedModel) -> LoadedModel:
     """The same model with its layers in one stack, as TPUs and GPUs run it."""
-    import jax
-    import jax.numpy as jnp
-
-    layers = jax.tree.map(lambda *leaves: jnp.stack(leaves), *loaded.weights["layers"])
-    return loaded._replace(weights={**loaded.weights, "layers": layers})
+    return loaded._replace(weights={**loaded.weights, "layers": stacks.stack(loaded.weights["layers"])})
 
 
 def with_bfloat16_frequencies(loaded: LoadedModel) -> LoadedModel:

@@ -14,6 +14,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from jpaged.model import LoadedModel
+from models import stacks
 from models.config import ModelConfig
 from models.conversions import llama
 from models.errors import ModelError
@@ -83,8 +84,11 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
 
 
 def _layer(layers: Any, path: list[str], layer: int) -> np.ndarray:
-    """One layer's array, from a list of layers or from their stack."""
-    return _leaf(layers[layer], path) if isinstance(layers, tuple) else _leaf(layers, path)[layer]
+    """One layer's array."""
+    for name in path:
+        layers = layers[name]
+    one = layers.of_layer[layer] if isinstance(layers, stacks.Matrices) else layers[layer]
+    return np.asarray(jax.device_get(one)).astype(np.float32)
 
 
 def _leaf(tree: Any, path: list[str]) -> np.ndarray:
