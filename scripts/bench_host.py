@@ -18,6 +18,7 @@ import json
 from typing import Any
 
 from absl import flags
+
 from common import command
 
 STEP_TARGET_US = 300.0  # of host work in a step, at 256 slots, text apart
@@ -75,7 +76,6 @@ def decode_steps() -> list[int]:
 def host_us(steps: int) -> dict[str, float]:
     """Microseconds of one dispatch of so many decode steps."""
     from benchmarks import host
-
     from jpaged.tokenizer import ByteTokenizer
 
     plain = host.step_seconds(_SLOTS.value, steps, _OUTPUT_LEN.value, None)

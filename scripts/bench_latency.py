@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 
 from absl import flags
+
 from benchmarks import running, workload_flags
 from common import command, model_flags
 from common.progress import Progress

@@ -31,6 +31,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
+
 from benchmarks import running, workload_flags
 from benchmarks.workloads import CASES, Case
 from common import command, model_flags
@@ -39,7 +40,6 @@ from common.progress import Progress
 if TYPE_CHECKING:
     from benchmarks.results import Results
     from benchmarks.workloads import Workload
-
     from jpaged.llm import LLM
 
 _CASE = flags.DEFINE_list("case", ["mixed"], f"What to measure: {', '.join(CASES)}, or several with commas.")

@@ -19,6 +19,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from absl import flags
+
 from common import command
 
 _SOURCE = flags.DEFINE_string("source", None, "What to convert: a Hugging Face directory or a GGUF file.")

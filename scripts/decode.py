@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from absl import flags
+
 from common import command, model_flags, prompts, results, sampling_flags, usage
 from common.interrupt import Interrupt
 from common.progress import Progress

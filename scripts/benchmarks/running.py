@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
+
 from common import model_flags, prompts, usage
 
 from . import workload_flags
@@ -14,7 +15,6 @@ from .workloads import Case, Workload
 
 if TYPE_CHECKING:
     from common.progress import Progress
-
     from jpaged.llm import LLM
 
     from .results import Setting
