@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 
 import jax
 
@@ -42,8 +43,8 @@ def resolve(spec: ModelSpec, config: EngineConfig) -> ResolvedConfig:
     if config.max_logprobs > spec.vocab_size:
         faults.append(f"max_logprobs={config.max_logprobs} must be at most the vocabulary, {spec.vocab_size}")
     num_blocks, dtype = config.num_blocks, resolve_dtype(config.dtype)
+    block_bytes = layout(spec, num_blocks=1, block_size=config.block_size, dtype=dtype).bytes_per_block
     if num_blocks is None:
-        block_bytes = layout(spec, num_blocks=1, block_size=config.block_size, dtype=dtype).bytes_per_block
         wanted = config.max_num_seqs * -(-longest // config.block_size)
         room = config.kv_cache_memory // block_bytes if config.kv_cache_memory else free_bytes() // block_bytes
         num_blocks = room if config.kv_cache_memory else min(wanted, room)
@@ -51,6 +52,11 @@ def resolve(spec: ModelSpec, config: EngineConfig) -> ResolvedConfig:
             faults.append(
                 f"one KV block takes {block_bytes:,} bytes and there is room for none; try more kv_cache_memory"
             )
+    if num_blocks * block_bytes > (most := most_bytes()):
+        faults.append(
+            f"{num_blocks:,} KV blocks of {block_bytes:,} bytes need {num_blocks * block_bytes:,}, and there are {most:,}; "
+            f"try num_blocks={most // block_bytes // 2}, or less kv_cache_memory"
+        )
     if faults:
         raise ValueError("; ".join(faults))
     settled = {"num_blocks": num_blocks, "max_model_len": longest, "dtype": dtype, "kv_cache_memory": None}
@@ -69,6 +75,14 @@ def free_bytes() -> int:
     if jax.default_backend() == "cpu" or "bytes_limit" not in stats:
         return CPU_CACHE_BYTES
     return int(DEVICE_SHARE * (stats["bytes_limit"] - stats["bytes_in_use"]))
+
+
+def most_bytes() -> int:
+    """Bytes that KV cannot exceed: what is free on the first accelerator, or the memory of the host."""
+    stats = jax.devices()[0].memory_stats() or {}
+    if jax.default_backend() == "cpu" or "bytes_limit" not in stats:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return stats["bytes_limit"] - stats["bytes_in_use"]
 
 
 def resolve_dtype(dtype: DType) -> DType:

@@ -17,7 +17,7 @@ class Stats:
       block_size, num_blocks: Of the pool.
       prefill_tokens, decode_tokens: Prompt tokens computed, and tokens sampled.
       steps: Dispatches read.
-      blocks_peak: The most blocks in use after any step.
+      blocks_peak, sequences_peak: The most blocks in use, and sequences with tokens, after any step.
       slot_steps, token_steps: Sums over steps of KV places in blocks that were in use, and of those that held tokens.
     """
 
@@ -27,6 +27,7 @@ class Stats:
     decode_tokens: int = 0
     steps: int = 0
     blocks_peak: int = 0
+    sequences_peak: int = 0
     slot_steps: int = 0
     token_steps: int = 0
 
@@ -42,6 +43,7 @@ class Stats:
         self.decode_tokens += sum(made_R)
         self.steps += 1
         self.blocks_peak = max(self.blocks_peak, used)
+        self.sequences_peak = max(self.sequences_peak, int(np.count_nonzero(lengths_S)))
         self.slot_steps += used * self.block_size
         self.token_steps += min(int(lengths_S.sum()), used * self.block_size)
 

@@ -54,5 +54,5 @@ def _converted(name: str, progress: bool | None) -> Path:
         if convert.is_converted(source):
             return source
         target = root / "models" / f"{source.resolve().stem}-{convert.fingerprint(source)[:16]}"
-    convert.convert(source, target, progress=progress)
+    convert.convert(source, target, progress=progress, way_out=cache.CACHE_ELSEWHERE)
     return target

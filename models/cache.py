@@ -5,8 +5,8 @@ built. This file alone reads the environment, for where the cache is and for wha
 
 A target `DIR/name` has two hidden neighbours: `.name.lock`, held (flock) by whoever builds, and `.name.tmp-*`, the
 builder's working folder. Because only the holder of the lock may own a working folder, one that is found while holding
-the lock belongs to a process that was killed, and is removed. The lock file itself stays: removing it would let two
-processes hold two different files of the same name.
+the lock belongs to a process that was killed, and is removed. The holder also removes the lock file when it is done, so
+whoever gets a lock looks whether the file that it locked is still the one of that name.
 """
 
 import contextlib
@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from models.errors import ModelError
+
+CACHE_ELSEWHERE = "set XDG_CACHE_HOME to a folder that can be written and has room"
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_ACCESS = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENOLCK, errno.EOPNOTSUPP, errno.EEXIST)
@@ -52,6 +54,7 @@ def build_once(
     *,
     what: str,
     fault: Callable[[Path], str | None] = lambda _: None,
+    way_out: str = CACHE_ELSEWHERE,
     notify: Callable[[str], None] = say,
 ) -> Path:
     """The folder `target`, built by `build` if it is not there yet; it appears whole or not at all.
@@ -62,17 +65,18 @@ def build_once(
         KeyboardInterrupt included, passes through once the working folder is removed.
       what: names the thing in messages, such as "the download of SmolLM2".
       fault: says what is wrong with an existing target, or None. A faulty one is built anew, with a note.
+      way_out: what to do where the folder cannot be written or is full.
       notify: takes those notes, and the one that another process is being waited for.
 
     Returns:
       `target`.
 
     Raises:
-      ModelError: the cache folder cannot be written or is full. An existing sound target needs no writing at all.
+      ModelError: the folder cannot be written or is full. An existing sound target needs no writing at all.
     """
     if _sound(target, fault):
         return target
-    with _naming_the_folder(target.parent):
+    with _naming_the_folder(target.parent, way_out):
         target.parent.mkdir(parents=True, exist_ok=True)
         with _lock(target, what, notify):
             _remove_leftovers(target)
@@ -126,26 +130,40 @@ def _discard(target: Path) -> None:
 
 @contextlib.contextmanager
 def _lock(target: Path, what: str, notify: Callable[[str], None]) -> Iterator[None]:
-    with open(target.parent / f".{target.name}.lock", "a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            notify(f"Waiting for another process to finish {what} in {target.parent}.")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield  # closing the file, or dying, releases the lock
+    path = target.parent / f".{target.name}.lock"
+    while True:
+        with open(path, "a") as file:  # closing the file, or dying, releases the lock
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                notify(f"Waiting for another process to finish {what} in {target.parent}.")
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if not _is_the_file(path, file.fileno()):
+                continue  # the last holder has removed it: somebody may hold a new one by now
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+            return
+
+
+def _is_the_file(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 @contextlib.contextmanager
-def _naming_the_folder(folder: Path) -> Iterator[None]:
+def _naming_the_folder(folder: Path, way_out: str) -> Iterator[None]:
     """Turns the operating system's refusals about this folder into an error that says what to do."""
-    way_out = "set XDG_CACHE_HOME to a folder that can be written and has room"
     try:
         yield
     except OSError as error:
         if error.errno in _NO_ROOM:
             raise ModelError(f"No room left in {folder} ({error.strerror}); free some, or {way_out}.") from error
         if error.errno in _NO_ACCESS and (error.filename is None or _concerns(folder, Path(error.filename))):
-            raise ModelError(f"The cache folder {folder} cannot be written ({error.strerror}); {way_out}.") from error
+            raise ModelError(f"The folder {folder} cannot be written ({error.strerror}); {way_out}.") from error
         raise
 
 

@@ -44,6 +44,7 @@ def convert(
     *,
     dtype: str | None = None,
     progress: bool | None = None,
+    way_out: str = "convert into a folder that can be written and has room",
     notify: Callable[[str], None] = cache.say,
 ) -> Path:
     """Makes the model directory `target` from a checkpoint, unless it is there already.
@@ -54,6 +55,7 @@ def convert(
       dtype: "float32" or "bfloat16"; None keeps the source's precision: bfloat16 stays so, and everything else,
         float16 and quantised types included, becomes float32, which holds it exactly.
       progress: show a bar on standard error; None shows it on a terminal.
+      way_out: what to do where `target` cannot be written.
       notify: takes remarks, such as that another process is being waited for.
 
     Returns:
@@ -76,6 +78,7 @@ def convert(
         lambda work: _build(work, source, record, progress, notify),
         what=f"the conversion of {source}",
         fault=_fault,
+        way_out=way_out,
         notify=notify,
     )
     made = _read_object(target / _RECORD)

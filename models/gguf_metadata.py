@@ -39,14 +39,16 @@ def read_metadata(path: Path) -> dict[str, Any]:
     """
     try:
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _Cursor(data).metadata()
+            return Cursor(data).metadata()
     except OSError as error:
         raise ModelError(f"{path} cannot be read ({error.strerror}); check the path.") from error
     except (ValueError, struct.error) as error:  # ValueError: an empty file, a bad magic, text that is not UTF-8
         raise ModelError(f"{path} is not a whole GGUF file ({error}); fetch or convert it again.") from error
 
 
-class _Cursor:
+class Cursor:
+    """Reads a GGUF file from its start: the header and all metadata, in the one order that there is."""
+
     def __init__(self, data: mmap.mmap):
         self._data = data
         self._at = 0

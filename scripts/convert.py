@@ -20,7 +20,7 @@ from pathlib import Path
 
 from absl import flags
 
-from common import command
+from common import command, interrupt
 
 _SOURCE = flags.DEFINE_string("source", None, "What to convert: a Hugging Face directory or a GGUF file.")
 _TARGET = flags.DEFINE_string("target", None, "The directory to make: new, empty, or an earlier conversion of this.")
@@ -39,7 +39,8 @@ def main() -> int:
     if not source or not target:
         raise ValueError(f"{source=} and {target=} must both be given; try --help")
 
-    import jax  # here, because --help should not wait for it
+    with interrupt.leaving_at_once():
+        import jax  # here, because --help should not wait for it
 
     jax.config.update("jax_platforms", "cpu")  # no accelerator is needed, and one may be busy serving
     from models.convert import convert

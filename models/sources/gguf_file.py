@@ -20,7 +20,7 @@ from gguf.quants import dequantize
 
 from models.config import ModelConfig
 from models.errors import ModelError
-from models.gguf_metadata import _Cursor
+from models.gguf_metadata import Cursor
 from models.sources.base import BFLOAT16, FLOAT32, TensorInfo
 from models.sources.fields import Faults
 
@@ -104,7 +104,7 @@ def _read_header(path: Path) -> tuple[dict[str, Any], dict[str, _Entry]]:
     return metadata, entries
 
 
-class _TensorCursor(_Cursor):
+class _TensorCursor(Cursor):
     """Reads on, behind the metadata."""
 
     def entries(self, metadata: dict[str, Any]) -> dict[str, _Entry]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import warnings
 from pathlib import Path
@@ -31,9 +30,8 @@ def enable(folder: Path) -> str | None:
         return f"{folder} cannot be written, so nothing compiled is kept; set XDG_CACHE_HOME to a folder that can be"
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
-    if importlib.util.find_spec("filelock") is not None:
-        # With a limit, JAX locks the folder (by filelock), so that no process reads what another is writing.
-        jax.config.update("jax_compilation_cache_max_size", MOST_BYTES)
+    # With a limit, JAX locks the folder (by filelock), so that no process reads what another is writing.
+    jax.config.update("jax_compilation_cache_max_size", MOST_BYTES)
     # A full disk is no reason to stop; JAX says so once for each executable.
     warnings.filterwarnings("ignore", message="Error (reading|writing) persistent compilation cache entry")
     return None

@@ -24,7 +24,6 @@ class Clock:
     Attributes:
       first_token: Seconds until the first token was there, compiling included; None before.
       compiling: Seconds of steps that had to be compiled, or fetched from the compilation cache.
-      sequences: The most that made tokens in one step.
     """
 
     def __init__(self, engine: Engine):
@@ -38,7 +37,6 @@ class Clock:
         self._tokens, self._seconds = [0, 0], [0.0, 0.0]  # of steps with prompts, and of the others
         self.first_token: float | None = None
         self.compiling = 0.0
-        self.sequences = 0
 
     def step(self) -> list[Sample]:
         """`Engine.step`."""
@@ -64,7 +62,6 @@ class Clock:
             self._tokens[kind] += prefilled or stats.decode_tokens - before[1]
         if changed and self.first_token is None:
             self.first_token = time.perf_counter() - self._begun
-        self.sequences = max(self.sequences, len(changed))
         return changed
 
     @property
@@ -92,7 +89,7 @@ def table(engine: Engine, clock: Clock, loading: float) -> str:
     stats, config, layout = engine.stats, engine.config, engine.layout
     assert config.max_model_len is not None
     used = stats.blocks_peak
-    reserved = clock.sequences * -(-config.max_model_len // config.block_size)
+    reserved = stats.sequences_peak * -(-config.max_model_len // config.block_size)
     spec, devices = engine.loaded.model.spec, jax.devices()
     first = "" if clock.first_token is None else f", first token after {clock.first_token:.1f} s"
     ratio = f", {reserved / used:.1f} times as much" if used else ""
@@ -109,7 +106,7 @@ def table(engine: Engine, clock: Clock, loading: float) -> str:
         (
             "contiguous would take",
             f"{reserved:,} blocks, {_mib(reserved * layout.bytes_per_block)}{ratio}: "
-            f"{config.max_model_len:,} tokens for each of {_sequences(clock.sequences)}",
+            f"{config.max_model_len:,} tokens for each of {_sequences(stats.sequences_peak)}",
         ),
     ]
     return render(rows)

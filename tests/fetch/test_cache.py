@@ -3,6 +3,7 @@
 import errno
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -72,10 +73,33 @@ def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path):
     build_once(tmp_path / "target", write_file, what="it")
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         ".other.tmp-0123",
-        ".target.lock",
         "target",
         "target.tmp-0123",
     ]
+
+
+def test_the_lock_goes_with_its_holder_and_one_that_was_removed_meanwhile_does_not_count(tmp_path):
+    """A waiter gets the lock of a file that is no longer there; by then a third process may have locked a new one."""
+    inside, most = [0], [0]
+
+    def build(work: Path) -> None:
+        inside[0] += 1
+        most[0] = max(most[0], inside[0])
+        time.sleep(0.02)
+        write_file(work)
+        inside[0] -= 1
+
+    def several() -> None:
+        for _ in range(5):  # a fault each time, so that everybody builds
+            build_once(tmp_path / "target", build, what="it", fault=lambda _: "old", notify=lambda _: None)
+
+    threads = [threading.Thread(target=several) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1]
+    assert [path.name for path in tmp_path.iterdir()] == ["target"]
 
 
 def write_folder(folder: Path) -> None:
@@ -144,7 +168,7 @@ def test_a_folder_that_may_not_be_written(tmp_path, number):
     def build(work: Path) -> None:
         raise OSError(number, os.strerror(number), str(work / "file"))
 
-    with pytest.raises(ModelError, match=rf"^The cache folder {tmp_path} cannot be written \(.*XDG_CACHE_HOME"):
+    with pytest.raises(ModelError, match=rf"^The folder {tmp_path} cannot be written \(.*XDG_CACHE_HOME"):
         build_once(tmp_path / "target", build, what="it")
 
 

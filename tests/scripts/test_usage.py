@@ -56,7 +56,6 @@ def test_compiling_is_not_counted(monkeypatch: pytest.MonkeyPatch):
     assert clock.decode_rate == (8 + 8 + 4) / (0.5 + 0.5 + 0.5)
     assert clock.compiling == 9 + 7 + 5
     assert clock.first_token == 9 + 2 + 7 + 0.5
-    assert clock.sequences == 2
 
 
 def test_nothing_timed_is_no_rate(monkeypatch: pytest.MonkeyPatch):

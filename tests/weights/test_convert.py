@@ -154,7 +154,7 @@ def test_a_failed_conversion_leaves_nothing(tmp_path: Path):
     source = write_hf(tmp_path / "hf", CONFIG | {"num_hidden_layers": 3}, tensors(CONFIG))
     with pytest.raises(ModelError, match="missing"):
         convert(source, tmp_path / "out" / "target")
-    assert [file.name for file in (tmp_path / "out").iterdir()] == [".target.lock"]
+    assert [file.name for file in (tmp_path / "out").iterdir()] == []
 
 
 def test_no_room_is_said_before_anything_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -223,7 +223,7 @@ class TestScript:
         done = [finish(process) for process in running]
         assert [one.status for one in done] == [0, 0], [one.err for one in done]
         assert_usable(target)
-        assert sorted(file.name for file in tmp_path.iterdir()) == [".target.lock", "hf", "target"]
+        assert sorted(file.name for file in tmp_path.iterdir()) == ["hf", "target"]
 
     def interrupted(self, tmp_path: Path, by: signal.Signals) -> subprocess.Popen[bytes]:
         """A conversion that gets a signal as soon as its working folder shows."""
@@ -239,7 +239,7 @@ class TestScript:
     def test_ctrl_c_leaves_nothing(self, tmp_path: Path):
         done = finish(self.interrupted(tmp_path, signal.SIGINT))
         assert (done.status, done.out, done.err) == (130, "", "")
-        assert sorted(file.name for file in tmp_path.iterdir()) == [".target.lock", "hf"]
+        assert sorted(file.name for file in tmp_path.iterdir()) == ["hf"]
 
     def test_a_killed_conversion_never_shows_and_is_swept_up(self, tmp_path: Path):
         process = self.interrupted(tmp_path, signal.SIGKILL)
@@ -247,5 +247,5 @@ class TestScript:
         process.communicate()
         assert not (tmp_path / "target").exists()
         convert(tmp_path / "hf", tmp_path / "target", progress=False)
-        assert sorted(file.name for file in tmp_path.iterdir()) == [".target.lock", "hf", "target"]
+        assert sorted(file.name for file in tmp_path.iterdir()) == ["hf", "target"]
         assert_usable(tmp_path / "target")
