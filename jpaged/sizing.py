@@ -54,8 +54,8 @@ def resolve(spec: ModelSpec, config: EngineConfig) -> ResolvedConfig:
             )
     if num_blocks * block_bytes > (most := most_bytes()):
         faults.append(
-            f"{num_blocks:,} KV blocks of {block_bytes:,} bytes need {num_blocks * block_bytes:,}, and there are {most:,}; "
-            f"try num_blocks={most // block_bytes // 2}, or less kv_cache_memory"
+            f"{num_blocks:,} KV blocks of {block_bytes:,} bytes need {num_blocks * block_bytes:,}, and there are "
+            f"{most:,}; try num_blocks={most // block_bytes // 2}, or less kv_cache_memory"
         )
     if faults:
         raise ValueError("; ".join(faults))
