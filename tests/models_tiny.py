@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 
 import models
+from jpaged.config import DType
 from jpaged.model import LoadedModel
 from models import stacks
 from models.llama import Llama
@@ -19,7 +20,7 @@ TINY = ROOT / "tests" / "data" / "golden" / "tiny"
 
 
 @functools.cache
-def tiny(family: str, dtype: str = "float32") -> LoadedModel:
+def tiny(family: str, dtype: DType = "float32") -> LoadedModel:
     """A checkpoint, converted and loaded as a user would; it has no tokenizer."""
     return models.load(str(TINY / family), dtype=dtype)
 

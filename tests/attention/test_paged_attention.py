@@ -78,7 +78,8 @@ def new_rows(data, tables, kv_lens, cu, pad):
         n = cu[row + 1] - cu[row]
         for p in range(length - n, length):
             place = data[1, tables[row, p // block_size], p % block_size]
-            k.append(place[0].copy()), v.append(place[1].copy())
+            k.append(place[0].copy())
+            v.append(place[1].copy())
             place[:] = np.nan
     shape = (0, *data.shape[4:])
     k, v = np.array(k).reshape(-1, *shape[1:]), np.array(v).reshape(-1, *shape[1:])

@@ -161,8 +161,8 @@ def test_nothing_compiles_after_warm_up():
     assert sum(warm.engine.steps.traces.values()) == len(warm.engine.steps.traces) == buckets
     rng, compiled = random.Random(0), []
     jax.monitoring.register_event_duration_secs_listener(
-        lambda name, seconds, **_: (
-            compiled.append(name) if name == "/jax/core/compile/backend_compile_duration" else None
+        lambda event, duration_secs, **_: (
+            compiled.append(event) if event == "/jax/core/compile/backend_compile_duration" else None
         )
     )
     prompts = [[rng.randrange(320) for _ in range(rng.randint(1, 60))] for _ in range(200)]

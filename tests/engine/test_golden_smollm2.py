@@ -1,6 +1,7 @@
 """The whole engine on the real default model, against transformers: ids, greedy tokens, and first-step logits."""
 
 import functools
+import itertools
 
 import numpy as np
 import pytest
@@ -20,16 +21,28 @@ def loaded():
     return models.load("default", dtype="float32", progress=False)
 
 
-@functools.cache
-def engine(block_size: int, decode_steps: int) -> LLM:
+@pytest.fixture(
+    scope="module", params=itertools.product((1, 16, 128), (1, 8)), ids=lambda p: f"block{p[0]}-steps{p[1]}"
+)
+def engine(request: pytest.FixtureRequest) -> LLM:
+    """Tests that take it run once for each block size and number of decode steps, one engine at a time."""
+    return make(*request.param)
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return make(16, 8)
+
+
+def make(block_size: int, decode_steps: int) -> LLM:
     return LLM(
         loaded(),
         dtype="float32",
         block_size=block_size,
         decode_steps=decode_steps,
         max_model_len=2048,
-        max_num_seqs=11,
-        max_num_batched_tokens=256,
+        max_num_seqs=len(NAMES),
+        max_num_batched_tokens=64,  # long prompts come in chunks; few shapes to compile
         num_blocks=4096 // block_size,
     )
 
@@ -42,43 +55,38 @@ def check(llm: LLM, names: list[str]) -> None:
         assert output.outputs[0].token_ids == case["greedy_ids"], case["name"]
 
 
-@pytest.mark.parametrize("block_size, decode_steps", [(1, 1), (16, 8), (128, 8)])
-def test_all_together(block_size, decode_steps):
-    check(engine(block_size, decode_steps), NAMES)
+def test_all_together(engine: LLM):
+    check(engine, NAMES)
+
+
+def test_each_alone(engine: LLM):
+    for name in NAMES:
+        check(engine, [name])
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_alone(name):
-    check(engine(16, 8), [name])
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_first_step_logits(name):
+def test_first_step_logits(llm: LLM, name: str):
     case = golden(f"smollm2/{name}.json")
-    logits = engine(16, 8).compute_logits(case["prompt_ids"])[-1]
+    logits = llm.compute_logits(case["prompt_ids"])[-1]
     ids = np.array([token for token, _ in case["first_step_top5"]])
     np.testing.assert_array_equal(np.argsort(-logits, kind="stable")[:5], ids)
     np.testing.assert_allclose(logits[ids], [score for _, score in case["first_step_top5"]], atol=2e-3, rtol=0)
 
 
-def test_text_streams_in_whole_characters():
+def test_text_streams_in_whole_characters(llm: LLM):
     """The joined pieces are the text, and a piece never ends inside a character (the model writes emoji here)."""
     case = golden("smollm2/unicode.json")
-    pieces = [delta.text for delta in engine(16, 8).stream(case["prompt"], GREEDY)]
+    pieces = [delta.text or "" for delta in llm.stream(case["prompt"], GREEDY)]
     text = "".join(pieces)
     assert text == case["greedy_text"]
     assert "\ufffd" not in "".join(pieces[:-1])
 
 
-def test_stop_strings_end_text_ids_and_logprobs():
-    output = (
-        engine(16, 8)
-        .generate(
-            "Three primary colors:\n1. Red\n2.",
-            SamplingParams(temperature=0, max_tokens=40, stop=["Yellow", "Grey"], logprobs=0),
-        )[0]
-        .outputs[0]
-    )
+def test_stop_strings_end_text_ids_and_logprobs(llm: LLM):
+    output = llm.generate(
+        "Three primary colors:\n1. Red\n2.",
+        SamplingParams(temperature=0, max_tokens=40, stop=["Yellow", "Grey"], logprobs=0),
+    )[0].outputs[0]
     assert output.text == " Blue\n3. Green\n4. "
     assert (output.finish_reason, output.stop_reason) == ("stop", "Yellow")
-    assert len(output.token_ids) == len(output.logprobs) == 9
+    assert (len(output.token_ids), len(output.logprobs or ())) == (9, 9)
