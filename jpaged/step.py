@@ -55,7 +55,8 @@ class StepOutput(struct.PyTreeNode):
       done_R: Whether the row's sequence is over by a stop token or its limit, or has failed.
       steps: Decode steps that ran.
       num_free: Free blocks afterwards.
-      ok: False if the pool could not serve the plan; then nothing has happened.
+      ok: False if the pool could not serve the plan, and nothing has happened; or a further decode step of it, and
+        ``steps`` says how many ran.
       prompt_logprobs: For each prompt token, or None; see `sampling.prompt_logprobs`.
     """
 

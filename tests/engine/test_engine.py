@@ -31,10 +31,7 @@ def conserved(monkeypatch):
     def checked(self):
         changed = step(self)
         paged = jax.device_get(self.state.paged)
-        null, free = (
-            paged.refs_N.shape[0] if hasattr(paged, "refs_N") else paged.pool.refs_N.shape[0],
-            paged.pool.num_free,
-        )
+        null, free = paged.pool.refs_N.shape[0], paged.pool.num_free
         held = paged.tables_SM[paged.tables_SM < null]
         assert len(set(held.tolist())) == len(held) == null - free
         assert sorted([*held.tolist(), *paged.pool.free_N[:free].tolist()]) == list(range(null))
