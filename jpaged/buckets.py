@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 
-MIN_ROWS = 2  # XLA's CPU backend takes longer over a product with one row than with two (docs/cpu.md)
 MIN_TOKENS = 16
 
 
@@ -33,9 +32,12 @@ class Buckets:
         return list(itertools.product(self.prefill_rows, self.tokens))
 
 
-def make(max_num_seqs: int, max_num_batched_tokens: int) -> Buckets:
-    """Powers of two for decode rows, powers of four for prompt tokens, and the two maxima."""
-    rows = _steps(MIN_ROWS, max(MIN_ROWS, max_num_seqs), 2)
+def make(max_num_seqs: int, max_num_batched_tokens: int, min_rows: int = 1) -> Buckets:
+    """Powers of two for decode rows, powers of four for prompt tokens, and the two maxima.
+
+    ``min_rows`` is for machines that take longer over a product with one row than with two.
+    """
+    rows = _steps(min_rows, max(min_rows, max_num_seqs), 2)
     return Buckets(
         rows=rows,
         prefill_rows=tuple(sorted({rows[0], rows[-1]})),

@@ -56,7 +56,9 @@ class Engine:
         self.layout = sizing.layout(
             spec, num_blocks=settled.num_blocks, block_size=settled.block_size, dtype=settled.dtype
         )
-        self.buckets = buckets.make(settled.max_num_seqs, settled.max_num_batched_tokens)
+        self.buckets = buckets.make(
+            settled.max_num_seqs, settled.max_num_batched_tokens, sizing.min_rows(settled.dtype)
+        )
         self._rows = sampling.RowLayout.of(settled, vocab)
         self.steps = step.Steps(
             loaded.model,

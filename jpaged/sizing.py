@@ -86,24 +86,30 @@ def most_bytes() -> int:
 
 
 def resolve_dtype(dtype: DType) -> DType:
-    """ "auto" becomes bfloat16 on accelerators; on a CPU the faster type of its matrix unit (docs/cpu.md)."""
+    """ "auto" becomes bfloat16 on accelerators, and on CPUs that multiply it in hardware (docs/cpu.md)."""
     if dtype != "auto":
         return dtype
     platform = jax.default_backend()
     if platform != "cpu":
         chosen, why = "bfloat16", f"a {platform} computes in it"
-    elif _has_matrix_unit() and jax.__version_info__ >= (0, 12):
-        chosen, why = "bfloat16", "this CPU multiplies bfloat16 in hardware (amx_bf16) and this jax uses it"
+    elif jax.__version_info__ >= (0, 12) and (unit := _bfloat16_unit()):
+        chosen, why = "bfloat16", f"this CPU multiplies bfloat16 in hardware ({unit}) and this jax uses it"
     else:
         chosen, why = "float32", "this CPU or this jax multiplies bfloat16 more slowly"
     log.info("dtype: %s, because %s", chosen, why)
     return chosen
 
 
-def _has_matrix_unit() -> bool:
-    """Whether Linux reports AMX for bfloat16."""
+def min_rows(dtype: DType) -> int:
+    """The fewest rows of a step: XLA's CPU products of bfloat16 take far longer for one row than for two."""
+    return 2 if dtype == "bfloat16" and jax.default_backend() == "cpu" else 1
+
+
+def _bfloat16_unit() -> str | None:
+    """What Linux calls this CPU's instructions for products of bfloat16, if it has them."""
     try:
         with open("/proc/cpuinfo") as cpuinfo:
-            return any("amx_bf16" in line for line in cpuinfo if line.startswith("flags"))
+            flags = next((line.split() for line in cpuinfo if line.startswith("flags")), [])
     except OSError:
-        return False
+        return None
+    return next((unit for unit in ("amx_bf16", "avx512_bf16") if unit in flags), None)

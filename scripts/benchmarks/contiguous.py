@@ -21,7 +21,7 @@ from jax import lax
 from jaxtyping import Array, Float, Float32, Int32
 
 from jpaged import cache as kv
-from jpaged.buckets import MIN_ROWS
+from jpaged import sizing
 from jpaged.cache import KVCache, KVLayout, Scalar
 from jpaged.model import AttentionView, LoadedModel
 
@@ -88,7 +88,7 @@ class StaticBatches:
     def __init__(self, loaded: LoadedModel, *, slots: int, max_len: int, dtype: str, decode_steps: int):
         self._loaded, self._decode_steps = loaded, decode_steps
         spec = loaded.model.spec
-        self._rows = max(slots, MIN_ROWS)
+        self._rows = max(slots, sizing.min_rows(dtype))
         self._max_len = -(-max_len // PROMPT_MULTIPLE) * PROMPT_MULTIPLE
         tokenizer = loaded.tokenizer
         self._vocab = spec.vocab_size if tokenizer is None else min(spec.vocab_size, tokenizer.vocab_size)
