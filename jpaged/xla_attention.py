@@ -21,7 +21,8 @@ from jaxtyping import Array, Bool, Float, Float32, Int32
 from jpaged.cache import KVCache, Scalar
 
 CHUNK_TOKENS = 128  # tokens of a run: short enough for short contexts, long enough for the matrix unit (docs/cpu.md)
-DECODE_ITEMS = 16  # runs a trip for tiles of one query
+# Runs that a trip takes at the most. It takes no more than there are tiles, or two: few rows of short contexts have few.
+DECODE_ITEMS = 16  # for tiles of one query
 PREFILL_ITEMS = 4
 PREFILL_QUERIES = 32  # queries of a prefill tile
 MASKED = -1e30  # finite, so that a tile that has seen nothing yet folds without NaN
@@ -124,9 +125,9 @@ def _attend_tiles(
     num_tiles, rows = tiles.row_X.shape[0], tiles.height * group
     run_blocks = max(1, min(batch.block_tables_RM.shape[1], CHUNK_TOKENS // block_size))
     run_tokens = run_blocks * block_size
-    items = max(
-        1, min(items * max(1, CHUNK_TOKENS // run_tokens), num_tiles * -(-batch.block_tables_RM.shape[1] // run_blocks))
-    )
+    runs = -(-batch.block_tables_RM.shape[1] // run_blocks)  # of a row at the most
+    items = min(items, max(2, num_tiles)) * max(1, CHUNK_TOKENS // run_tokens)
+    items = max(1, min(items, num_tiles * runs))
 
     query_XQ = tiles.token_X[:, None] + jnp.arange(tiles.height, dtype=jnp.int32)[None, :]
     real_XQ = jnp.arange(tiles.height, dtype=jnp.int32)[None, :] < tiles.count_X[:, None]
