@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int32
 from jpaged.cache import KVCache, Scalar
 
 CHUNK_TOKENS = 128  # tokens of a run: short enough for short contexts, long enough for the matrix unit (docs/cpu.md)
-# Runs that a trip takes at the most. It takes no more than there are tiles, or two: few rows of short contexts have few.
+# Runs that a trip takes at the most; with few tiles it takes as many as there are tiles, or two.
 DECODE_ITEMS = 16  # for tiles of one query
 PREFILL_ITEMS = 4
 PREFILL_QUERIES = 32  # queries of a prefill tile

@@ -9,6 +9,8 @@ import pytest
 
 from tests.scripts.running import GOLDEN, Script
 
+pytestmark = pytest.mark.xdist_group("bench_scripts")  # one set of runs for all
+
 TINY = (
     f"--model={GOLDEN / 'tiny' / 'llama'}",
     "--dtype=float32",

@@ -21,9 +21,15 @@ def loaded():
     return models.load("default", dtype="float32", progress=False)
 
 
-@pytest.fixture(
-    scope="module", params=itertools.product((1, 16, 128), (1, 8)), ids=lambda p: f"block{p[0]}-steps{p[1]}"
-)
+SETTINGS = [
+    pytest.param(
+        setting, marks=() if setting == (16, 8) else pytest.mark.every_setting, id="block{}-steps{}".format(*setting)
+    )
+    for setting in itertools.product((1, 16, 128), (1, 8))
+]
+
+
+@pytest.fixture(scope="module", params=SETTINGS)
 def engine(request: pytest.FixtureRequest) -> LLM:
     """Tests that take it run once for each block size and number of decode steps, one engine at a time."""
     return make(*request.param)
