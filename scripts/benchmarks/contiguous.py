@@ -23,6 +23,7 @@ from jaxtyping import Array, Float, Float32, Int32
 from jpaged import cache as kv
 from jpaged import sizing
 from jpaged.cache import KVCache, KVLayout, Scalar
+from jpaged.config import DType
 from jpaged.model import AttentionView, LoadedModel
 
 from .measure import Run, Served
@@ -85,7 +86,7 @@ class StaticBatches:
       decode_steps: K, the most decode steps of one dispatch.
     """
 
-    def __init__(self, loaded: LoadedModel, *, slots: int, max_len: int, dtype: str, decode_steps: int):
+    def __init__(self, loaded: LoadedModel, *, slots: int, max_len: int, dtype: DType, decode_steps: int):
         self._loaded, self._decode_steps = loaded, decode_steps
         spec = loaded.model.spec
         self._rows = max(slots, sizing.min_rows(dtype))
