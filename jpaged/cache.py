@@ -63,10 +63,6 @@ class KVLayout:
             self.num_layers * self.block_size * 2 * self.num_kv_heads * self.head_dim * jnp.dtype(self.dtype).itemsize
         )
 
-    @property
-    def num_bytes(self) -> int:
-        return self.num_blocks * self.bytes_per_block
-
     def index(self, **at: object) -> tuple:
         """An index into the physical array from one entry per named axis; an axis not named is taken whole."""
         return tuple(at.get(axis, slice(None)) for axis in self.order)

@@ -37,7 +37,7 @@ class EngineConfig:
       block_size: tokens that one block holds.
       num_blocks: blocks in the pool.
       kv_cache_memory: bytes for keys and values, another way to say `num_blocks`. With neither, the engine takes what
-        `max_num_seqs` sequences of `max_model_len` need, or as much of it as the device can give.
+        `max_num_seqs` sequences of `max_model_len` need, or as much of it as the device can give (1 GiB on a CPU).
       max_num_seqs: sequence slots: how many sequences may run at once.
       max_model_len: the most tokens of a sequence, prompt and output together; None: what the model was made for.
       max_num_batched_tokens: the most query tokens of one step; at least one for each slot.
@@ -119,8 +119,8 @@ class SamplingParams:
       frequency_penalty: the same, once for each time that the output has it.
       repetition_penalty: divides a positive, multiplies a negative logit of a token that prompt or output have.
       seed: makes the continuation reproducible, whatever else runs; None or −1: the engine chooses.
-      max_tokens: the most output tokens; None: as many as the model's length allows.
-      min_tokens: output tokens before which no stop token may come.
+      max_tokens: the most output tokens; None: as many as the model's length and the pool allow.
+      min_tokens: output tokens among which no stop token may be, and no stop string counts.
       stop: string or strings that end the output.
       stop_token_ids: token ids that end the output, beside the model's own.
       ignore_eos: the model's end-of-sequence ids do not end the output.

@@ -44,6 +44,9 @@ class Engine:
       loaded: The model.
       config: Sizes and limits; see `EngineConfig`.
 
+    Attributes:
+      failure: What a step has failed with; the engine then serves no more. None while all is well.
+
     Raises:
       ValueError: settings that this model or machine cannot serve, with the numbers.
     """
@@ -51,8 +54,7 @@ class Engine:
     def __init__(self, loaded: LoadedModel, config: EngineConfig):
         self.loaded = loaded
         spec, vocab = loaded.model.spec, loaded.model.spec.vocab_size
-        self.config = settled = sizing.resolve(spec, config)
-        tokenizer = loaded.tokenizer
+        self.config = settled = sizing.resolve(spec, sizing.with_dtype_of(loaded, config))
         self.layout = sizing.layout(
             spec, num_blocks=settled.num_blocks, block_size=settled.block_size, dtype=settled.dtype
         )
@@ -63,7 +65,7 @@ class Engine:
         self.steps = step.Steps(
             loaded.model,
             backend=resolve_backend(settled.backend),
-            vocab_limit=vocab if tokenizer is None else min(vocab, tokenizer.vocab_size),
+            vocab_limit=loaded.sampled_vocab,
             max_steps=settled.decode_steps,
             rows=self._rows,
         )
@@ -85,6 +87,7 @@ class Engine:
         self._budget = budget.create(settled.num_blocks, settled.block_size, settled.max_num_seqs)
         self._in_flight: collections.deque[_InFlight] = collections.deque()
         self._step_number = 0
+        self.failure: Exception | None = None
         self.stats = Stats(block_size=settled.block_size, num_blocks=settled.num_blocks)
 
     @property
@@ -94,10 +97,16 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._in_flight) or not self._queue.is_idle
+        return self.failure is None and (bool(self._in_flight) or not self._queue.is_idle)
 
     def add(self, request: Request) -> None:
-        """Queues a request's samples. The request must have passed `validate.problems`: else it may wait forever."""
+        """Queues a request's samples. It must have passed `validate.request_problems`: else it may wait forever.
+
+        Raises:
+          RuntimeError: a step has failed, and taken the state with it.
+        """
+        if self.failure is not None:
+            raise RuntimeError(f"a step of this engine failed ({self.failure}); make a new one") from self.failure
         prompt_len = len(request.prompt_token_ids)
         self._queue = scheduler.submit(
             self._queue,
@@ -114,10 +123,14 @@ class Engine:
 
     def step(self) -> list[Sample]:
         """Dispatches one step, reads the one before, and returns the samples that this changed."""
-        dispatched = self._dispatch()
-        if len(self._in_flight) > 1 or (self._in_flight and not dispatched):
-            return self._harvest(self._in_flight.popleft())
-        return []
+        try:
+            dispatched = self._dispatch()
+            if len(self._in_flight) > 1 or (self._in_flight and not dispatched):
+                return self._harvest()
+            return []
+        except Exception as error:
+            self.failure = error  # what the step was given is donated, so there may be nothing left to go on from
+            raise
 
     def warmup(self, on_progress=lambda done, total: None) -> int:
         """Compiles every bucket by running idle plans through it; returns how many there are."""
@@ -140,10 +153,10 @@ class Engine:
 
     def _dispatch(self) -> bool:
         number = self._step_number
-        self._queue, self._budget, planned = scheduler.schedule(self._queue, self._budget, self._limits, number)
+        queue, budget, planned = scheduler.schedule(self._queue, self._budget, self._limits, number)
         if planned is None:
+            self._queue, self._budget = queue, budget
             return False
-        self._step_number += 1
         if planned.decodes_only:
             shape, run = self._shape(self.buckets.decode(len(planned.slots_R)), 0), self.steps.decode
         else:
@@ -151,10 +164,12 @@ class Engine:
                 self._shape(*self.buckets.prefill(len(planned.slots_R), int(planned.counts_R.sum()))),
                 self.steps.prefill,
             )
-        running = self._queue.running
+        running = queue.running
         samples = tuple(running[slot].key for slot in planned.slots_R.tolist())
         packed = self._pack(planned, samples, shape)
         self._state, output = run(self.loaded.weights, self._state, packed, shape=shape)
+        # Only now: an interrupt on the way here (compiling takes seconds) must not lose what the plan frees.
+        self._queue, self._budget, self._step_number = queue, budget, number + 1
         for leaf in jax.tree.leaves(output):
             leaf.copy_to_host_async()
         self._in_flight.append(_InFlight(number, planned, samples, output))
@@ -197,17 +212,19 @@ class Engine:
         """A request without a seed of its own gets one from the engine's seed and its number."""
         if request.params.seed is not None:
             return request.params.seed
-        return int(np.random.default_rng([self.config.seed, request.id]).integers(2**63))
+        return int(np.random.default_rng([self.config.seed % 2**64, request.id]).integers(2**63))
 
-    def _harvest(self, record: _InFlight) -> list[Sample]:
-        output: step.StepOutput = jax.device_get(record.output)
+    def _harvest(self) -> list[Sample]:
+        record = self._in_flight[0]
+        output: step.StepOutput = jax.device_get(record.output)  # waits: an interrupt here loses nothing
+        self._in_flight.popleft()
         if not output.ok and record.schedule.steps == 1:
             raise AssertionError("the pool could not serve a step that the budget had room for")
         planned, rows = record.schedule, len(record.samples)
         made_R = output.made_KR[:, :rows].sum(axis=0).tolist()
         tokens = output.tokens_KR[:, :rows].T.tolist()
         over_R = output.done_R[:rows].tolist()
-        failed_R = output.sampled.bad_R[:, :rows].any(axis=0).tolist()
+        failed_R = (output.sampled.bad_R & output.made_KR)[:, :rows].any(axis=0).tolist()
         counts_R = planned.counts_R.tolist()
         found = Candidates(
             output.sampled.logprob_R, output.sampled.rank_R, output.sampled.top_ids_RJ, output.sampled.top_logprobs_RJ

@@ -8,8 +8,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.metadata
+import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -23,11 +24,11 @@ from jpaged.config import EngineConfig, SamplingParams
 from jpaged.engine import Engine
 from jpaged.model import AttentionView, LoadedModel
 from jpaged.outputs import Delta, RequestOutput
-from jpaged.request import Request
+from jpaged.request import Request, Sample
 from jpaged.sizing import ResolvedConfig
 from jpaged.tokenizer import Message
 
-Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
+Prompt: TypeAlias = str | Sequence[int] | np.ndarray | Mapping[str, Any]
 
 
 class LLM:
@@ -45,11 +46,13 @@ class LLM:
       ValueError: settings or a model that cannot be served; the message says why and what to do.
     """
 
-    def __init__(self, model: LoadedModel | str, **settings: Any):
+    def __init__(self, model: LoadedModel | str | os.PathLike[str], **settings: Any):
         config = EngineConfig(**settings)
-        loaded = load(model, config.dtype) if isinstance(model, str) else model
+        loaded = load(os.fspath(model), config.dtype) if isinstance(model, str | os.PathLike) else model
         self.engine = Engine(loaded, config)
         self._next_id = 0
+        self._users = 0  # generators that drive the engine
+        self._unread: dict[Sample, None] = {}  # samples that changed, until the one whose they are looks at them
 
     @property
     def config(self) -> ResolvedConfig:
@@ -88,13 +91,16 @@ class LLM:
         """
         requests = self._requests(prompts, params)
         with tqdm(total=len(requests), unit="request", disable=_hidden(progress), leave=False) as bar:
+            unfinished = {request.id for request in requests}
             for sample in self._run(requests):
-                bar.update(sample.request.finished and sample.finish_reason is not None)
+                if sample.request.finished and sample.request.id in unfinished:
+                    unfinished.remove(sample.request.id)
+                    bar.update()
         return [request.output() for request in requests]
 
     def stream(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
-    ) -> Iterator[Delta]:
+    ) -> Generator[Delta, None, None]:
         """As `generate`, handing out what each sample gains as it comes. Closing the iterator aborts what is left.
 
         Raises:
@@ -103,14 +109,10 @@ class LLM:
         requests = self._requests(prompts, params)
         return (sample.delta() for sample in self._run(requests))
 
-    def run(self, requests: list[Request]) -> Iterator[Request]:
-        """Drives requests made by `make_requests`, naming one each time that it has gained something."""
-        return (sample.request for sample in self._run(requests))
-
     def make_requests(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[Request]:
-        """Requests for `run`, checked as `generate` checks them."""
+        """Requests for `Engine.add`, checked as `generate` checks them."""
         return self._requests(prompts, params)
 
     def chat(
@@ -128,7 +130,7 @@ class LLM:
         text = self.tokenizer.apply_chat_template(messages)
         return {"prompt": text, "prompt_token_ids": self.tokenizer.encode(text, add_special_tokens=False)}
 
-    def compute_logits(self, token_ids: Sequence[int]) -> np.ndarray:
+    def compute_logits(self, token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """Logits [n, V], float32, after each of ``n`` tokens of one sequence; for tests and evaluation.
 
         Runs through a paged cache of its own, all tokens in one step.
@@ -136,11 +138,13 @@ class LLM:
         Raises:
           ValueError: no tokens, too many, or ids out of range.
         """
-        faults = validate.prompt_problems(list(token_ids), self._limits)
+        _, token_ids, faults = validate.read_prompt(token_ids, None)
+        faults = faults or validate.prompt_problems(token_ids, self._limits)
         if faults:
             raise ValueError("; ".join(faults))
         layout = self.engine.layout
         padded = 4 ** max(2, -(-(len(token_ids) - 1).bit_length() // 2))  # few shapes, so few compilations
+        padded = max(len(token_ids), min(padded, self.config.max_model_len))
         tokens = np.zeros(padded, np.int32)
         tokens[: len(token_ids)] = token_ids
         small = dataclasses.replace(layout, num_blocks=-(-padded // layout.block_size))
@@ -183,6 +187,11 @@ class LLM:
 
     def _check(self, prompt: Prompt, params: SamplingParams) -> tuple[str | None, list[int], list[str]]:
         text, ids, faults = validate.read_prompt(prompt, self.tokenizer)
+        if not isinstance(params, SamplingParams):
+            faults = [
+                *faults,
+                f"its parameters must be SamplingParams, not {type(params).__name__}; try SamplingParams()",
+            ]
         return text, ids, faults or validate.request_problems(ids, params, self._limits)
 
     def _requests(self, prompts: Any, params: Any) -> list[Request]:
@@ -212,15 +221,28 @@ class LLM:
 
     def _run(self, requests: list[Request]):
         """Yields each sample that a step changed; whatever is left is aborted when the caller turns away."""
-        for request in requests:
-            self.engine.add(request)
+        mine = set(requests)
+        self._users += 1
         try:
-            while self.engine.has_work:
-                yield from self.engine.step()
+            for request in requests:
+                self.engine.add(request)
+            left = {request for request in requests if not request.finished}
+            while left:
+                changed = self.engine.step()
+                self._unread |= dict.fromkeys(changed)
+                if not changed:  # somebody else may have aborted what is waited for
+                    left = {request for request in left if not request.finished}
+                for sample in [sample for sample in self._unread if sample.request in mine]:
+                    del self._unread[sample]
+                    left -= {sample.request} if sample.request.finished else set()
+                    yield sample
         finally:
+            self._users -= 1
             for request in requests:
                 self.engine.abort(request)
-            while self.engine.has_work:
+            for sample in [sample for sample in self._unread if sample.request in mine]:
+                del self._unread[sample]
+            while not self._users and self.engine.has_work:
                 self.engine.step()
 
 
@@ -241,12 +263,18 @@ def load(name: str, dtype: str) -> LoadedModel:
 
 
 def _paired(prompts: Any, params: Any) -> tuple[list[Prompt], list[SamplingParams]]:
+    if isinstance(prompts, np.ndarray):
+        prompts = prompts.tolist()
+    if not isinstance(prompts, Iterable):
+        raise ValueError(f"prompts={prompts!r} must be a text, a list of ids, or a list of such; try a string")
     single = isinstance(prompts, str | Mapping) or (prompts and all(isinstance(p, int | np.integer) for p in prompts))
-    listed = [prompts] if single else list(prompts)
+    listed: list[Any] = [prompts] if single else list(prompts)
     if params is None:
         params = SamplingParams()
     if isinstance(params, SamplingParams):
         return listed, [params] * len(listed)
+    if not isinstance(params, Sequence):
+        raise ValueError(f"params={params!r} must be SamplingParams or a list of them; try SamplingParams()")
     if len(params) != len(listed):
         raise ValueError(
             f"there are {len(listed)} prompts and {len(params)} SamplingParams; try one for all, or as many"

@@ -116,3 +116,9 @@ class LoadedModel(NamedTuple):
     weights: Weights
     tokenizer: Tokenizer | None
     config: Any
+
+    @property
+    def sampled_vocab(self) -> int:
+        """Ids from here on are never sampled: the tokenizer does not know them."""
+        vocab = self.model.spec.vocab_size
+        return vocab if self.tokenizer is None else min(vocab, self.tokenizer.vocab_size)

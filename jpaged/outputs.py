@@ -28,7 +28,7 @@ class CompletionOutput:
       token_ids: The generated ids; in text, ids and logprobs nothing follows a stop.
       cumulative_logprob: Sum over the generated tokens; None unless logprobs were asked for.
       logprobs: For each token, candidates by id: the top ``logprobs`` and the token itself; None unless asked for.
-      finish_reason: "stop", "length", "error", or None while it runs.
+      finish_reason: "stop", "length", "error", "abort", or None while it runs.
       stop_reason: The stop string or stop token id that ended it; None for EOS and all else.
     """
 
@@ -75,6 +75,8 @@ class Delta:
       token_ids: New ids. Text may lag behind them while it could still become a stop string.
       logprobs: Their candidates, if asked for.
       finish_reason, stop_reason: As in `CompletionOutput`; the last delta of a sample has a finish_reason.
+      prompt_logprobs: As in `RequestOutput`, if asked for; in the first delta of a request's first sample.
+      error: As in `RequestOutput`, in the last delta of a sample that failed.
     """
 
     request_id: int
@@ -84,3 +86,5 @@ class Delta:
     logprobs: list[dict[int, Logprob]] | None
     finish_reason: str | None
     stop_reason: int | str | None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    error: str | None = None

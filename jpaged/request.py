@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from jpaged.config import SamplingParams
+from jpaged.config import INT32_MAX, SamplingParams
 from jpaged.outputs import CompletionOutput, Delta, Logprob, RequestOutput
 from jpaged.tokenizer import TextStream, Tokenizer
 from jpaged.types import AnyArray
@@ -34,6 +34,7 @@ class Sample:
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self._pieces: list[str] = []
+        self._started = False  # whether a delta was handed out
         self._told = (0, 0)  # pieces and tokens that deltas have handed out
         self._tokenizer = tokenizer
         self._stream = (
@@ -98,7 +99,9 @@ class Sample:
 
     def delta(self) -> Delta:
         """What is new since the last delta."""
+        first, self._started = not self._started, True
         (pieces, tokens), self._told = self._told, (len(self._pieces), len(self.token_ids))
+        wants_prompt = first and self.index == 0 and self.request.params.prompt_logprobs is not None
         return Delta(
             request_id=self.request.id,
             index=self.index,
@@ -107,6 +110,8 @@ class Sample:
             logprobs=None if self.request.params.logprobs is None else self.logprobs[tokens:],
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
+            prompt_logprobs=list(self.request.prompt_logprobs) if wants_prompt else None,
+            error=self.request.error if self.finish_reason == "error" else None,
         )
 
     def _end(self, finish_reason: str, stop_reason: int | str | None) -> None:
@@ -154,8 +159,17 @@ class Request:
     def finished(self) -> bool:
         return all(sample.finish_reason is not None for sample in self.samples)
 
+    @property
+    def error(self) -> str | None:
+        """What went wrong with it, if anything."""
+        if all(sample.finish_reason != "error" for sample in self.samples):
+            return None
+        return (
+            "no token could be sampled: the model's scores were not finite numbers, or the sampling parameters forbid "
+            "every token; check the weights, the prompt and the parameters"
+        )
+
     def output(self) -> RequestOutput:
-        failed = any(sample.finish_reason == "error" for sample in self.samples)
         return RequestOutput(
             request_id=self.id,
             prompt=self.prompt,
@@ -163,9 +177,7 @@ class Request:
             prompt_logprobs=None if self.params.prompt_logprobs is None else list(self.prompt_logprobs),
             outputs=[sample.output() for sample in self.samples],
             finished=self.finished,
-            error="the model's scores were not numbers (NaN); the weights or the prompt are at fault"
-            if failed
-            else None,
+            error=self.error,
         )
 
 
@@ -179,9 +191,13 @@ class Candidates:
     top_logprobs_XJ: AnyArray
 
     def table(self, x: int | tuple[int, int], token: int, top: int, tokenizer: Tokenizer | None) -> dict[int, Logprob]:
-        """The ``top`` likeliest tokens at place ``x``, and the token itself."""
+        """The ``top`` likeliest tokens at place ``x``, and the token itself; INT32_MAX pads where there are fewer."""
         ids, logprobs = self.top_ids_XJ[x][:top].tolist(), self.top_logprobs_XJ[x][:top].tolist()
-        found = {t: Logprob(p, r, _text(tokenizer, t)) for r, (t, p) in enumerate(zip(ids, logprobs, strict=True), 1)}
+        found = {
+            t: Logprob(p, r, _text(tokenizer, t))
+            for r, (t, p) in enumerate(zip(ids, logprobs, strict=True), 1)
+            if t != INT32_MAX
+        }
         found.setdefault(token, Logprob(float(self.logprob_X[x]), int(self.rank_X[x]), _text(tokenizer, token)))
         return found
 

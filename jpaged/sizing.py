@@ -8,12 +8,14 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+from typing import get_args
 
 import jax
+import jax.numpy as jnp
 
 from jpaged.cache import KVLayout
 from jpaged.config import DType, EngineConfig
-from jpaged.model import ModelSpec
+from jpaged.model import LoadedModel, ModelSpec
 
 CPU_CACHE_BYTES = 1 << 30  # of KV on a CPU unless the caller says otherwise; the memory is the host's own
 DEVICE_SHARE = 0.9  # of an accelerator's free memory
@@ -39,9 +41,9 @@ def resolve(spec: ModelSpec, config: EngineConfig) -> ResolvedConfig:
     faults = []
     longest = config.max_model_len or spec.max_model_len
     if longest > spec.max_model_len:
-        faults.append(f"max_model_len={longest} must be at most {spec.max_model_len}, what {spec.name} was trained for")
-    if config.max_logprobs > spec.vocab_size:
-        faults.append(f"max_logprobs={config.max_logprobs} must be at most the vocabulary, {spec.vocab_size}")
+        faults.append(
+            f"max_model_len={longest} must be at most {spec.max_model_len}, what {spec.name} was trained for; try less"
+        )
     num_blocks, dtype = config.num_blocks, resolve_dtype(config.dtype)
     block_bytes = layout(spec, num_blocks=1, block_size=config.block_size, dtype=dtype).bytes_per_block
     if num_blocks is None:
@@ -62,6 +64,22 @@ def resolve(spec: ModelSpec, config: EngineConfig) -> ResolvedConfig:
     settled = {"num_blocks": num_blocks, "max_model_len": longest, "dtype": dtype, "kv_cache_memory": None}
     given = {field.name: getattr(config, field.name) for field in dataclasses.fields(EngineConfig)}
     return ResolvedConfig(**{**given, **settled})
+
+
+def with_dtype_of(loaded: LoadedModel, config: EngineConfig) -> EngineConfig:
+    """The same settings with the dtype that the weights have.
+
+    Raises:
+      ValueError: another dtype was asked for, or this is none that an engine computes in.
+    """
+    known = [dtype for dtype in get_args(DType) if dtype != "auto"]
+    found = {str(leaf.dtype) for leaf in jax.tree.leaves(loaded.weights) if jnp.issubdtype(leaf.dtype, jnp.floating)}
+    dtype = next((dtype for dtype in known if found == {dtype}), None)
+    if dtype is None:
+        raise ValueError(f"the weights are {', '.join(sorted(found))}; try loading all of them as {' or '.join(known)}")
+    if config.dtype not in ("auto", dtype):
+        raise ValueError(f"dtype={config.dtype!r} and the weights are {dtype}; try loading them so, or dtype='auto'")
+    return dataclasses.replace(config, dtype=dtype)
 
 
 def layout(spec: ModelSpec, *, num_blocks: int, block_size: int, dtype: str) -> KVLayout:

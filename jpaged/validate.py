@@ -23,7 +23,7 @@ class Limits:
 
     Attributes:
       vocab_size: Ids that the model's logits cover.
-      sampled_vocab: Ids that can be sampled: the tokenizer's.
+      sampled_vocab: Ids that can be sampled: those that the tokenizer knows.
       eos_ids: Ids that end a text.
       tokenizer: For stop strings and bad words; None for a model that runs on ids.
       config: The engine's settings, resolved.
@@ -45,9 +45,9 @@ def limits(loaded: LoadedModel, config: ResolvedConfig) -> Limits:
     vocab, tokenizer = loaded.model.spec.vocab_size, loaded.tokenizer
     if tokenizer is None:
         eos = tuple(getattr(loaded.config, "eos_token_ids", ()))
-        return Limits(vocab, vocab, eos, None, config)
+        return Limits(vocab, loaded.sampled_vocab, eos, None, config)
     eos = tuple(dict.fromkeys((*tokenizer.eos_token_ids, *getattr(loaded.config, "eos_token_ids", ()))))
-    return Limits(vocab, min(vocab, tokenizer.vocab_size), eos, tokenizer, config)
+    return Limits(vocab, loaded.sampled_vocab, eos, tokenizer, config)
 
 
 def read_prompt(prompt: Any, tokenizer: Tokenizer | None) -> tuple[str | None, list[int], list[str]]:
@@ -102,7 +102,7 @@ def request_problems(ids: Sequence[int], params: SamplingParams, limits: Limits)
     """What is wrong with a request."""
     config = limits.config
     faults = prompt_problems(ids, limits)
-    faults += params.problems(config, vocab_size=limits.vocab_size)
+    faults += params.problems(config, vocab_size=limits.sampled_vocab)
     if params.stop and limits.tokenizer is None:
         faults.append("this model has no tokenizer, so stop strings cannot be found; try stop_token_ids")
     if params.bad_words and limits.tokenizer is None:
@@ -121,20 +121,26 @@ def request_problems(ids: Sequence[int], params: SamplingParams, limits: Limits)
             f"the request may need KV for {need} tokens, {-(-need // config.block_size)} blocks, and the pool has "
             f"{config.num_blocks} of {config.block_size}; try fewer tokens, or more num_blocks or kv_cache_memory"
         ]
-    ids_of_words = bad_word_ids(params, limits.tokenizer)
+    try:
+        ids_of_words = bad_word_ids(params, limits.tokenizer)
+    except ValueError as error:  # text that has no encoding
+        return [f"bad_words: {error}"]
     longest = max(map(len, ids_of_words), default=0)
     if len(ids_of_words) > config.max_bad_words:
         faults.append(
-            f"bad_words become {len(ids_of_words)} token sequences and max_bad_words={config.max_bad_words}; try fewer"
+            f"bad_words become {len(ids_of_words)} token sequences and max_bad_words={config.max_bad_words}; "
+            "try fewer, or raise max_bad_words"
         )
     if longest > config.max_bad_word_tokens:
         faults.append(
-            f"a bad word has {longest} tokens and max_bad_word_tokens={config.max_bad_word_tokens}; try a shorter one"
+            f"a bad word has {longest} tokens and max_bad_word_tokens={config.max_bad_word_tokens}; "
+            "try a shorter one, or raise max_bad_word_tokens"
         )
     stops = len(stop_ids(params, limits))
     if stops > config.max_stop_token_ids:
         faults.append(
-            f"there are {stops} stop ids, EOS included, and max_stop_token_ids={config.max_stop_token_ids}; try fewer"
+            f"there are {stops} stop ids, EOS included, and max_stop_token_ids={config.max_stop_token_ids}; "
+            "try fewer, ignore_eos, or raise max_stop_token_ids"
         )
     return faults
 

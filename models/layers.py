@@ -1,6 +1,6 @@
 """Layers that decoder families share, as Flax NNX modules. Matrices are [out, in], as checkpoints store them.
 
-Shapes only: `Spec` parameters are filled in by a checkpoint, or by `initialise` in tests.
+A module is split into its structure and its parameters at once; a checkpoint's arrays take the parameters' places.
 """
 
 from __future__ import annotations

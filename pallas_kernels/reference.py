@@ -1,4 +1,4 @@
-"""The oracle of every attention kernel: obvious, slow, float32.
+"""The oracle of every attention kernel: obvious, slow, float64.
 
 One sequence, one query, one head at a time, over keys and values that were gathered into plain order first. It knows
 neither kernels nor layouts of a cache; arguments are NumPy arrays.

@@ -21,6 +21,7 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_p
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # JAX_PLATFORMS=cuda or tpu: the same tests on a device
 
 import jax
+import jaxtyping
 import pytest
 from hypothesis import settings
 from jax.experimental.compilation_cache import compilation_cache
@@ -53,6 +54,14 @@ def no_executable_cache() -> Iterator[None]:
     yield
     jax.config.update("jax_enable_compilation_cache", True)
     compilation_cache.reset_cache()
+
+
+@pytest.fixture
+def annotations_unchecked() -> Iterator[None]:
+    """As a user's process is: without the check of annotations, which answers before ours could."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 # Fixtures that several folders of tests share stand below, those that load a model last.

@@ -40,7 +40,7 @@ def pack_row(
       index: Which of the request's continuations this is.
       seed: The seed to use: the request's, or the engine's choice for it.
       prompt_len: Tokens of the prompt.
-      max_tokens: The most output tokens, where the request left that open.
+      max_tokens: The most output tokens; for a request that left it open, the engine's choice.
       stop_ids: Ids that end the output, the model's own included unless the request ignores them.
       bad_words: Token sequences to ban, none of them empty.
 

@@ -86,9 +86,8 @@ class TextStream:
       tokenizer: gives each id its bytes.
       stop: stop strings, none of them empty; see `StopChecker`.
       include_stop: leave the stop string at the end of the text.
-      min_tokens: stop strings that end before this token, counted from 1, do not count.
+      min_tokens: stop strings that end in the first so many tokens do not count (as in vLLM).
       skip_special_tokens: leave special tokens out of the text, so that no stop string can match them.
-      continues: the text goes on from a prompt (see `IncrementalDetokenizer`).
     """
 
     def __init__(
@@ -99,9 +98,8 @@ class TextStream:
         include_stop: bool = False,
         min_tokens: int = 0,
         skip_special_tokens: bool = True,
-        continues: bool = True,
     ):
-        self._characters = IncrementalDetokenizer(tokenizer, skip_special_tokens, continues=continues)
+        self._characters = IncrementalDetokenizer(tokenizer, skip_special_tokens, continues=True)
         self._stop = StopChecker(stop, include_stop)
         self._min_tokens = min_tokens
         self.num_tokens = 0  # how many were taken; after a hit, the last of them is the one that completed it
@@ -117,9 +115,9 @@ class TextStream:
         if self._stop.hit is not None:
             return "", True
         self.num_tokens += 1
-        piece = self._stop.push(self._characters.add((token_id,)), may_hit=self.num_tokens >= self._min_tokens)
+        piece = self._stop.push(self._characters.add((token_id,)), may_hit=self.num_tokens > self._min_tokens)
         return piece, self._stop.hit is not None
 
     def finish(self) -> str:
-        """The rest of the text when it ended for another reason; nothing after a stop string."""
-        return self._stop.push(self._characters.finish()) + self._stop.finish()
+        """The rest of the text when it ended for another reason; nothing after a stop string, and none begins here."""
+        return self._stop.push(self._characters.finish(), may_hit=False) + self._stop.finish()

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
-import jaxtyping
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -228,15 +226,7 @@ def test_token_rows_by_hand():
     assert rows.position_T.tolist() == [2, 3, 4, 1, 0, 0]
 
 
-@pytest.fixture
-def shapes_unchecked() -> Iterator[None]:
-    """As a user's process is: without the check of annotations, which answers before ours could."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
-
-
-@pytest.mark.usefixtures("shapes_unchecked")
+@pytest.mark.usefixtures("annotations_unchecked")
 def test_every_misfit_is_named():
     _, _, cache, tables, kv_lens, _ = make_case(7, [1], [3])
     with pytest.raises(ValueError, match=r"k and v must both.*q\.shape.*cu_q_lens.*sinks.*max_q_len"):

@@ -186,3 +186,57 @@ def test_nothing_compiles_after_warm_up():
 def test_settings_that_do_not_fit_are_refused_with_the_numbers():
     with pytest.raises(ValueError, match="max_model_len=9999 must be at most 512"):
         Engine(tiny("llama"), EngineConfig(max_model_len=9999))
+
+
+def test_a_neighbour_that_is_done_does_not_catch_nan(llm):
+    """B ends in the dispatch in which A's scores become NaN: what the device computes in its place is not B's."""
+    ids = greedy(llm, ignore_eos=True).token_ids
+    other = greedy(llm, [9, 8], ignore_eos=True, max_tokens=2).token_ids
+    assert ids[1] not in [*PROMPT, 9, 8, ids[0], *other]
+    loaded = tiny("llama")
+    bad = loaded.weights["embed"]["weight"].at[ids[1]].set(jnp.nan)
+    sick = LLM(loaded._replace(weights={**loaded.weights, "embed": {"weight": bad}}), **SMALL)
+    params = [SamplingParams(temperature=0, max_tokens=count, ignore_eos=True) for count in (8, 2)]
+    a, b = sick.generate([PROMPT, [9, 8]], params)
+    assert (a.outputs[0].finish_reason, b.outputs[0].finish_reason) == ("error", "length")
+    assert b.outputs[0].token_ids == other
+    *going, last = sick.stream([PROMPT], params[:1])
+    assert all(delta.error is None for delta in going) and "no token could be sampled" in (last.error or "")
+
+
+def test_streams_carry_prompt_logprobs_and_errors(llm):
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, prompt_logprobs=1)
+    first, *others = llm.stream([PROMPT], params)
+    assert first.prompt_logprobs == llm.generate([PROMPT], params)[0].prompt_logprobs
+    assert all(delta.prompt_logprobs is None and delta.error is None for delta in others)
+
+
+def test_a_negative_engine_seed_is_a_seed():
+    llm = LLM(tiny("llama"), seed=-1, **SMALL)
+    assert len(llm.generate(PROMPT, SamplingParams(max_tokens=4, ignore_eos=True))[0].outputs[0].token_ids) == 4
+
+
+def test_the_dtype_is_that_of_the_weights():
+    assert LLM(tiny("llama"), max_num_seqs=2).config.dtype == "float32"
+    with pytest.raises(ValueError, match="dtype='bfloat16' and the weights are float32; try"):
+        LLM(tiny("llama"), dtype="bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("prompts", "params", "said"),
+    [
+        (5, None, "prompts=5 must be"),
+        ("x", {"temperature": 0}, r"params=\{'temperature': 0\} must be SamplingParams"),
+        ([PROMPT], [None], "request 0: its parameters must be SamplingParams, not NoneType"),
+        ([PROMPT], [], "1 prompts and 0 SamplingParams"),
+    ],
+)
+@pytest.mark.usefixtures("annotations_unchecked")
+def test_arguments_of_other_types_are_named(llm, prompts, params, said):
+    with pytest.raises(ValueError, match=said):
+        llm.generate(prompts, params)
+
+
+def test_arrays_are_prompts(llm):
+    assert llm.generate(np.array(PROMPT), SamplingParams(temperature=0, max_tokens=8))[0].prompt_token_ids == PROMPT
+    np.testing.assert_array_equal(llm.compute_logits(np.array(PROMPT)), llm.compute_logits(PROMPT))

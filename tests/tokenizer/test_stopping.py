@@ -125,15 +125,22 @@ def test_stream_overlooks_stop_strings_that_end_too_early(case, include, min_tok
     text = "".join(pieces)
     stream = TextStream(ByteTokenizer(), stop=stop, include_stop=include, min_tokens=min_tokens)
     shown = "".join(push_all(stream, text.encode())) + stream.finish()
-    end, string = first_stop(text, stop, after=max(0, min_tokens - 1)) or (len(text), "")
+    end, string = first_stop(text, stop, after=min_tokens) or (len(text), "")
     assert shown == text[: end if include else end - len(string)]
     assert (stream.num_tokens, stream.stop_hit) == (end, string or None)
 
 
 def test_stop_strings_before_min_tokens_by_hand():
-    stream = TextStream(ByteTokenizer(), stop=("ab",), min_tokens=4)
+    stream = TextStream(ByteTokenizer(), stop=("ab",), min_tokens=2)
     assert push_all(stream, b"abab") == ["", "ab", "", ""]
     assert (stream.num_tokens, stream.stop_hit) == (4, "ab")
+
+
+def test_no_stop_string_begins_in_the_rest_of_a_text_that_ended():
+    """The device has said "length" by then; what an incomplete character becomes is shown as it is."""
+    stream = TextStream(ByteTokenizer(), stop=("\ufffd",))
+    assert push_all(stream, b"a\xe2") == ["a", ""]
+    assert (stream.finish(), stream.stop_hit) == ("\ufffd", None)
 
 
 def test_stream_without_special_tokens_cannot_stop_at_one():

@@ -1,0 +1,91 @@
+"""Several users of one engine, and what is left of it after an interrupt or a failure."""
+
+import pytest
+
+from jpaged import LLM, SamplingParams
+from tests.models_tiny import golden, tiny
+
+SMALL = {"dtype": "float32", "max_model_len": 128, "max_num_seqs": 2, "max_num_batched_tokens": 16, "block_size": 4}
+CASES = golden("llama", "golden_float32")[:2]
+PROMPTS = [case["prompt"] for case in CASES]
+GREEDY = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def warm() -> LLM:
+    return LLM(tiny("llama"), **SMALL)
+
+
+@pytest.fixture
+def llm(warm: LLM) -> LLM:
+    assert not warm.engine.has_work
+    return warm
+
+
+def is_whole(llm: LLM) -> bool:
+    return not llm.engine.has_work and int(llm.engine.state.paged.pool.num_free) == llm.config.num_blocks
+
+
+def test_two_streams_taking_turns_get_each_its_own(llm: LLM):
+    streams, found = [llm.stream(prompt, GREEDY) for prompt in PROMPTS], [[], []]
+    going = [0, 1]
+    while going:
+        for which in list(going):
+            delta = next(streams[which], None)
+            if delta is None:
+                going.remove(which)
+            else:
+                found[which] += delta.token_ids
+    assert found == [case["greedy"] for case in CASES]
+    assert is_whole(llm)
+
+
+def test_a_call_in_the_middle_of_a_stream_takes_nothing_from_it(llm: LLM):
+    stream = llm.stream(PROMPTS[0], GREEDY)
+    first = next(stream)
+    (other,) = llm.generate(PROMPTS[1], GREEDY)
+    deltas = [first, *stream]
+    assert other.outputs[0].token_ids == CASES[1]["greedy"]
+    assert [token for delta in deltas for token in delta.token_ids] == CASES[0]["greedy"]
+    assert deltas[-1].finish_reason == "length"
+    assert is_whole(llm)
+
+
+def test_closing_one_stream_leaves_the_other_running(llm: LLM):
+    kept, closed = (llm.stream(prompt, GREEDY) for prompt in PROMPTS)
+    begun = next(kept)
+    next(closed)
+    closed.close()
+    assert [token for delta in [begun, *kept] for token in delta.token_ids] == CASES[0]["greedy"]
+    assert is_whole(llm)
+
+
+@pytest.mark.parametrize("kind", ["prefill", "decode"])
+def test_an_interrupt_before_a_step_is_dispatched_loses_nothing(llm: LLM, kind: str, monkeypatch: pytest.MonkeyPatch):
+    real, calls = getattr(llm.engine.steps, kind), []
+
+    def interrupted(*args, **options):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(*args, **options)
+
+    monkeypatch.setattr(llm.engine.steps, kind, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([PROMPTS[0] * 2] * 4, GREEDY)
+    assert is_whole(llm)
+    outputs = llm.generate(PROMPTS, GREEDY)
+    assert [output.outputs[0].token_ids for output in outputs] == [case["greedy"] for case in CASES]
+
+
+def test_a_failed_step_is_told_as_it_was_and_ends_the_engine(monkeypatch: pytest.MonkeyPatch):
+    broken = LLM(tiny("llama"), **SMALL)
+
+    def fails(*args, **options):
+        raise RuntimeError("the device is on fire")
+
+    monkeypatch.setattr(broken.engine.steps, "prefill", fails)
+    with pytest.raises(RuntimeError, match=r"^the device is on fire$"):
+        broken.generate(PROMPTS, GREEDY)
+    with pytest.raises(RuntimeError, match=r"a step of this engine failed \(the device is on fire\); make a new one"):
+        broken.generate(PROMPTS, GREEDY)
