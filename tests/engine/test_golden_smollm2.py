@@ -8,6 +8,7 @@ import pytest
 
 import models
 from jpaged import LLM, SamplingParams
+from jpaged.buckets import Buckets
 from tests.fixtures import GOLDEN, golden
 
 pytestmark = pytest.mark.xdist_group("smollm2")
@@ -21,36 +22,35 @@ def loaded():
     return models.load("default", dtype="float32", progress=False)
 
 
-SETTINGS = [
-    pytest.param(
-        setting, marks=() if setting == (16, 8) else pytest.mark.every_setting, id="block{}-steps{}".format(*setting)
-    )
-    for setting in itertools.product((1, 16, 128), (1, 8))
-]
+SETTINGS = list(itertools.product((1, 16, 128), (1, 8)))  # block size, decode steps
+OFTEN = (16, 8)
 
 
-@pytest.fixture(scope="module", params=SETTINGS)
+@pytest.fixture(scope="module")
 def engine(request: pytest.FixtureRequest) -> LLM:
-    """Tests that take it run once for each block size and number of decode steps, one engine at a time."""
+    """One engine at a time: tests that take it are ordered by its setting."""
     return make(*request.param)
 
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return make(16, 8)
+    return make(*OFTEN)
 
 
 def make(block_size: int, decode_steps: int) -> LLM:
-    return LLM(
+    llm = LLM(
         loaded(),
         dtype="float32",
         block_size=block_size,
         decode_steps=decode_steps,
         max_model_len=2048,
         max_num_seqs=len(NAMES),
-        max_num_batched_tokens=64,  # long prompts come in chunks; few shapes to compile
+        max_num_batched_tokens=64,  # long prompts come in chunks
         num_blocks=4096 // block_size,
     )
+    # Only two sizes, alone and together: each shape takes seconds to compile.
+    llm.engine.buckets = Buckets(rows=(1, len(NAMES)), prefill_rows=(1, len(NAMES)), tokens=(64,))
+    return llm
 
 
 def check(llm: LLM, names: list[str]) -> None:
@@ -61,10 +61,16 @@ def check(llm: LLM, names: list[str]) -> None:
         assert output.outputs[0].token_ids == case["greedy_ids"], case["name"]
 
 
+@pytest.mark.parametrize("engine", SETTINGS, indirect=True, ids=str)
 def test_all_together(engine: LLM):
     check(engine, NAMES)
 
 
+@pytest.mark.parametrize(
+    "engine",
+    [pytest.param(each, marks=() if each == OFTEN else pytest.mark.every_setting, id=str(each)) for each in SETTINGS],
+    indirect=True,
+)
 def test_each_alone(engine: LLM):
     for name in NAMES:
         check(engine, [name])
