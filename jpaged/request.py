@@ -34,7 +34,6 @@ class Sample:
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self._pieces: list[str] = []
-        self._started = False  # whether a delta was handed out
         self._told = (0, 0)  # pieces and tokens that deltas have handed out
         self._tokenizer = tokenizer
         self._stream = (
@@ -99,9 +98,8 @@ class Sample:
 
     def delta(self) -> Delta:
         """What is new since the last delta."""
-        first, self._started = not self._started, True
         (pieces, tokens), self._told = self._told, (len(self._pieces), len(self.token_ids))
-        wants_prompt = first and self.index == 0 and self.request.params.prompt_logprobs is not None
+        wants_prompt = tokens == 0 and self.index == 0 and self.request.params.prompt_logprobs is not None
         return Delta(
             request_id=self.request.id,
             index=self.index,

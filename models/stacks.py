@@ -64,12 +64,3 @@ def unstack(layers: Any) -> Any:
         return Matrices(tuple(jax.device_put(matrix, leaf.sharding, may_alias=True) for matrix in host))
 
     return jax.tree.map(cut, layers)
-
-
-def stack(layers: Any) -> Any:
-    """The inverse of `unstack`."""
-
-    def join(leaf: Any) -> Any:
-        return jax.numpy.stack(leaf.of_layer) if isinstance(leaf, Matrices) else leaf
-
-    return jax.tree.map(join, layers, is_leaf=lambda leaf: isinstance(leaf, Matrices))

@@ -5,7 +5,10 @@ from __future__ import annotations
 import functools
 import json
 from pathlib import Path
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
@@ -27,7 +30,16 @@ def tiny(family: str, dtype: DType = "float32") -> LoadedModel:
 
 def stacked(loaded: LoadedModel) -> LoadedModel:
     """The same model with its layers in one stack, as TPUs and GPUs run it."""
-    return loaded._replace(weights={**loaded.weights, "layers": stacks.stack(loaded.weights["layers"])})
+    return loaded._replace(weights={**loaded.weights, "layers": stack(loaded.weights["layers"])})
+
+
+def stack(layers: Any) -> Any:
+    """The inverse of `stacks.unstack`."""
+
+    def join(leaf: Any) -> Any:
+        return jnp.stack(leaf.of_layer) if isinstance(leaf, stacks.Matrices) else leaf
+
+    return jax.tree.map(join, layers, is_leaf=lambda leaf: isinstance(leaf, stacks.Matrices))
 
 
 def with_bfloat16_frequencies(loaded: LoadedModel) -> LoadedModel:

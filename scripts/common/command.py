@@ -129,7 +129,7 @@ def _keep_streams_usable() -> None:
     """Text that a stream's encoding lacks is escaped (in a JSON string, that is the right escape)."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the caller: `>&-`
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (open until the process ends)
         getattr(sys, name).reconfigure(errors="backslashreplace")
 
 

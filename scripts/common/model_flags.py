@@ -27,7 +27,7 @@ def _define_integer(name: str, help: str) -> None:
 flags.DEFINE_string(
     "model",
     "default",
-    "What to run: 'default' (SmolLM2-135M-Instruct, 90 MB, fetched once), a Hugging Face directory, a GGUF file, or a "
+    "What to run: 'default' (SmolLM2-135M-Instruct, 98 MB, fetched once), a Hugging Face directory, a GGUF file, or a "
     "directory made by convert.py.",
 )
 flags.DEFINE_enum("dtype", _DEFAULTS["dtype"], get_args(config.DType), "Of weights, activations and KV.")

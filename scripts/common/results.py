@@ -6,6 +6,7 @@ Ctrl-C, to print what there is (`finish`).
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import json
 import math
@@ -79,7 +80,7 @@ class Streamed:
             _write("\n")
 
 
-class InOrder:
+class InOrder(abc.ABC):
     """Each result once all before it are over."""
 
     def __init__(self, results: Sequence[Result], progress: Progress):
@@ -103,8 +104,9 @@ class InOrder:
             with self._progress.aside():
                 _write(text)
 
+    @abc.abstractmethod
     def _lines(self, result: Result) -> Iterator[str]:
-        raise NotImplementedError
+        """What is printed of a result that is over, or that Ctrl-C has cut off."""
 
 
 class Texts(InOrder):

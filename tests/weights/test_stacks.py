@@ -6,6 +6,7 @@ import numpy as np
 from jax import lax
 
 from models import stacks
+from tests.models_tiny import stack
 
 LAYERS, WIDTH = 5, 96
 
@@ -52,7 +53,7 @@ def test_unstacked_matrices_are_the_stacks_own_memory_and_vectors_stay():
         each * index for index in range(LAYERS)
     ]
     assert cut["bias"] is layers["bias"]
-    np.testing.assert_array_equal(stacks.stack(cut)["weight"], layers["weight"])
+    np.testing.assert_array_equal(stack(cut)["weight"], layers["weight"])
 
 
 def test_no_layer_is_copied_on_a_cpu():
