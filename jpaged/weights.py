@@ -42,7 +42,7 @@ def save(path: Path, tree: Any) -> None:
         raise CheckpointError(f"{path} exists already; remove it, or save elsewhere.")
     wrong = [name for name, leaf in _named(tree) if not isinstance(leaf, (np.ndarray, jax.Array))]
     if wrong:
-        raise CheckpointError(f"Only arrays can be saved; {', '.join(wrong)} are none.")
+        raise CheckpointError(f"Only arrays can be saved; {', '.join(wrong)} are none. Try np.asarray on them.")
     chunks = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES), tree)
     types = ocp.type_handlers.create_type_handler_registry(
         (np.ndarray, ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)),  # nobody changes them meanwhile
@@ -140,7 +140,7 @@ def _shardings_like(stored: Any, shardings: Any) -> Any:
     if wanted != given:
         raise CheckpointError(
             f"`shardings` must have one leaf for each array of the checkpoint; it lacks {sorted(wanted - given)} and "
-            f"has {sorted(given - wanted)} too many."
+            f"has {sorted(given - wanted)} too many. Give one `Sharding` for all, or a tree like `abstract(path)`."
         )
     return shardings
 
@@ -153,7 +153,9 @@ def _check_divisible(stored: Any, shardings: Any) -> None:
         except ValueError as error:
             faults.append(f"{name}: {error}")
     if faults:
-        raise CheckpointError(f"`shardings` does not fit the checkpoint. {' '.join(faults)}")
+        raise CheckpointError(
+            f"`shardings` does not fit the checkpoint. {'; '.join(faults)}. Replicate these, or use fewer devices."
+        )
 
 
 def _named(tree: Any) -> list[tuple[str, Any]]:
@@ -175,8 +177,10 @@ def _check_inventory(path: Path) -> None:
         return
     try:
         expected = json.loads((path / _INVENTORY).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{path / _INVENTORY} is not valid JSON; save or convert the model again.") from error
+    except (ValueError, RecursionError):  # RecursionError: brackets within brackets, thousands deep
+        expected = None
+    if not isinstance(expected, dict) or not all(type(size) is int for size in expected.values()):
+        raise CheckpointError(f"{path / _INVENTORY} is not valid JSON of sizes; save or convert the model again.")
     found = _sizes(path)
     faults = [f"{name} is missing" for name in expected if name not in found]
     faults += [

@@ -6,19 +6,23 @@ directory that scripts/convert.py has made. The first two are converted once int
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import jax
 
-from jpaged import sizing, weights
+from jpaged import dtypes, weights
 from jpaged.config import DType
 from jpaged.model import LoadedModel
 from models import cache, convert, default, stacks, tokenizers
 from models.config import ModelConfig
 from models.errors import ModelError
 from models.llama import Llama
+from models.paths import expand_home
 
 __all__ = ["LoadedModel", "ModelConfig", "ModelError", "load"]
+
+log = logging.getLogger(__name__)
 
 
 def load(name: str, *, dtype: DType = "auto", progress: bool | None = None) -> LoadedModel:
@@ -33,12 +37,15 @@ def load(name: str, *, dtype: DType = "auto", progress: bool | None = None) -> L
       ModelError: there is no such model, or it cannot be fetched, read or converted.
     """
     folder = _converted(name, progress)
-    config = ModelConfig.from_json((folder / "config.json").read_text())
+    config = ModelConfig.read(folder / "config.json")
+    tokenizer = tokenizers.load_tokenizer(folder)
+    if tokenizer is not None and (remark := tokenizers.check_fit(tokenizer, config.vocab_size, folder)):
+        log.warning("%s", remark)
     model = Llama(config, name=name if name == "default" else Path(name).name)
-    restored = weights.restore(folder / "weights", dtype=sizing.resolve_dtype(dtype))
+    restored = weights.restore(folder / "weights", dtype=dtypes.resolve(dtype))
     if jax.default_backend() == "cpu":
         restored = {**restored, "layers": stacks.unstack(restored["layers"])}
-    return LoadedModel(model, restored, tokenizers.load_tokenizer(folder), config)
+    return LoadedModel(model, restored, tokenizer, config)
 
 
 def _converted(name: str, progress: bool | None) -> Path:
@@ -46,13 +53,13 @@ def _converted(name: str, progress: bool | None) -> Path:
     root = cache.default_cache_dir()
     if name == "default":
         source = default.fetch(root, progress=progress)
-        target = root / "models" / "SmolLM2-135M-Instruct"
     else:
-        source = Path(name).expanduser()
+        source = expand_home(name)
         if not source.exists():
             raise ModelError(f"model={name!r} is neither 'default' nor an existing path; try --model=default")
         if convert.is_converted(source):
+            convert.check(source)
             return source
-        target = root / "models" / f"{source.resolve().stem}-{convert.fingerprint(source)[:16]}"
+    target = root / "models" / f"{source.resolve().stem}-{convert.fingerprint(source)[:16]}"
     convert.convert(source, target, progress=progress, way_out=cache.CACHE_ELSEWHERE)
     return target

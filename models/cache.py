@@ -3,10 +3,10 @@
 Knows how to let one process build while others wait, and how to leave nothing half-made behind. Does not know what is
 built. This file alone reads the environment, for where the cache is and for what a child process inherits.
 
-A target `DIR/name` has two hidden neighbours: `.name.lock`, held (flock) by whoever builds, and `.name.tmp-*`, the
-builder's working folder. Because only the holder of the lock may own a working folder, one that is found while holding
-the lock belongs to a process that was killed, and is removed. The holder also removes the lock file when it is done, so
-whoever gets a lock looks whether the file that it locked is still the one of that name.
+A target `DIR/name`, with links followed, has two hidden neighbours: `.name.lock`, held (flock) by whoever builds, and
+`.name.tmp-*`, the builder's working folder. Because only the holder of the lock may own a working folder, one that is
+found while holding the lock belongs to a process that was killed, and is removed. The holder also removes the lock file
+when it is done, so whoever gets a lock looks whether the file that it locked is still the one of that name.
 """
 
 import contextlib
@@ -25,6 +25,7 @@ CACHE_ELSEWHERE = "set XDG_CACHE_HOME to a folder that can be written and has ro
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_ACCESS = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENOLCK, errno.EOPNOTSUPP, errno.EEXIST)
+_NO_ACCESS += (errno.EBUSY, errno.EXDEV, errno.ENOTEMPTY)  # of a target that cannot be renamed or written over
 
 
 def default_cache_dir() -> Path:
@@ -60,7 +61,7 @@ def build_once(
     """The folder `target`, built by `build` if it is not there yet; it appears whole or not at all.
 
     Args:
-      target: the folder to have. Its parents are made.
+      target: the folder to have. Its parents are made. If it is a link, the folder is made where that points.
       build: fills an empty working folder (on the same file system), which then becomes `target`. Whatever it raises,
         KeyboardInterrupt included, passes through once the working folder is removed.
       what: names the thing in messages, such as "the download of SmolLM2".
@@ -72,21 +73,26 @@ def build_once(
       `target`.
 
     Raises:
-      ModelError: the folder cannot be written or is full. An existing sound target needs no writing at all.
+      ModelError: the folder cannot be written or is full, or is one that cannot be replaced. An existing sound target
+        needs no writing at all.
     """
-    if _sound(target, fault):
+    place = Path(os.path.realpath(target))  # neighbours of "." are those of the folder that it is
+    if _sound(place, fault):
         return target
-    with _naming_the_folder(target.parent, way_out):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with _lock(target, what, notify):
-            _remove_leftovers(target)
-            if _sound(target, fault, notify):
+    _refuse_irreplaceable(place)
+    with _naming_the_folder(place.parent, way_out):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with _lock(place, what, notify):
+            _remove_leftovers(place)
+            if _sound(place, fault, notify):
                 return target
-            work = _new_work_folder(target)
+            in_the_way = os.path.lexists(place) and not _is_empty_folder(place)
+            work = _new_work_folder(place)
             try:
                 build(work)
-                _discard(target)
-                work.replace(target)
+                if in_the_way:
+                    _discard(place)
+                work.replace(place)  # over an empty folder at most: what came there meanwhile is somebody else's
             finally:
                 shutil.rmtree(work, ignore_errors=True)
     return target
@@ -99,6 +105,18 @@ def _sound(target: Path, fault: Callable[[Path], str | None], notify: Callable[[
     if reason and notify:
         notify(f"{target} cannot be used ({reason}); making it anew.")
     return reason is None
+
+
+def _refuse_irreplaceable(target: Path) -> None:
+    """Before the work, for it would be lost: a mount point cannot be replaced, and who stands in a folder that was
+    replaced stands in one that is gone."""
+    if target.is_dir() and (target.is_mount() or target.samefile(os.curdir)):
+        kind = "a mount point" if target.is_mount() else "the current folder"
+        raise ModelError(f"{target} is {kind} and cannot be replaced; name a folder in it that does not exist yet.")
+
+
+def _is_empty_folder(path: Path) -> bool:
+    return path.is_dir() and not any(path.iterdir())
 
 
 def _work_prefix(target: Path) -> str:
@@ -124,8 +142,10 @@ def _discard(target: Path) -> None:
     """Moved aside before it is removed, so that no moment shows half of it under its name."""
     if os.path.lexists(target):
         aside = _new_work_folder(target)
-        target.replace(aside / target.name)
-        shutil.rmtree(aside, ignore_errors=True)
+        try:
+            target.replace(aside / target.name)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
 
 
 @contextlib.contextmanager

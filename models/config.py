@@ -9,14 +9,18 @@ import json
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from models.rope_config import RopeConfig, rope_from_gguf, rope_from_hf
-from models.sources.fields import Faults, Fields
+from models.sources.fields import Faults, Fields, read_json
 
 FAMILIES = ("llama",)
 FORMAT, VERSION = "jpaged-model", 1  # what our own JSON says of itself
 _WHAT = "The model's config"
+_WAY_OUT = "correct it or fetch it again; for what is not supported, try another model"
+_MOST_IDS = 2**31 - 1  # ids and positions are int32 on the device
+_MOST_WIDE = 2**24  # other sizes: more than any model has, and few enough that a damaged config fills no memory
 
 
 @dataclass(frozen=True)
@@ -62,12 +66,16 @@ class ModelConfig:
     def __post_init__(self) -> None:
         faults = self._faults()
         if faults:
-            raise Faults(_WHAT, faults)
+            raise Faults(_WHAT, faults, _WAY_OUT)
 
     def _faults(self) -> list[str]:
-        counts = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads")
-        counts += ("head_dim", "max_position_embeddings")
-        faults = [f"{name}={getattr(self, name)} must be at least 1" for name in counts if getattr(self, name) < 1]
+        ids = dict.fromkeys(("vocab_size", "max_position_embeddings"), _MOST_IDS)
+        widths = ("hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim")
+        faults = [
+            f"{name}={getattr(self, name)} must be from 1 to {most}"
+            for name, most in (ids | dict.fromkeys(widths, _MOST_WIDE)).items()
+            if not 1 <= getattr(self, name) <= most
+        ]
         if not faults:
             if self.num_heads % self.num_kv_heads:
                 faults.append(f"num_heads={self.num_heads} must be a multiple of num_kv_heads={self.num_kv_heads}")
@@ -90,8 +98,12 @@ class ModelConfig:
         return faults
 
     @classmethod
-    def from_hf(cls, config: Mapping[str, Any]) -> "ModelConfig":
+    def from_hf(cls, config: Mapping[str, Any], *, what: str = _WHAT) -> "ModelConfig":
         """From a parsed Hugging Face config.json; defaults are those of its LlamaConfig.
+
+        Args:
+          config: the object in it.
+          what: names it in errors.
 
         Raises:
           ModelError: fields that are missing, malformed, or ask for what is not supported, all named.
@@ -99,7 +111,7 @@ class ModelConfig:
         f = Fields(config, [])
         if f.text("model_type", None) not in FAMILIES:
             f.reject("model_type", f"is not supported; supported are {', '.join(FAMILIES)}")
-            raise Faults(_WHAT, f.problems)  # the fields of another family would only add noise
+            raise Faults(what, f.problems, _WAY_OUT)  # the fields of another family would only add noise
         _reject_unsupported_hf(f)
         hidden_size, num_heads = f.integer("hidden_size"), f.integer("num_attention_heads")
         head_dim = f.integer("head_dim", None)
@@ -110,6 +122,7 @@ class ModelConfig:
         return _built(
             cls,
             f,
+            what,
             vocab_size=f.integer("vocab_size"),
             hidden_size=hidden_size,
             intermediate_size=f.integer("intermediate_size"),
@@ -130,7 +143,12 @@ class ModelConfig:
 
     @classmethod
     def from_gguf(
-        cls, metadata: Mapping[str, Any], shapes: Mapping[str, Sequence[int]], rope_divisors: Sequence[float] = ()
+        cls,
+        metadata: Mapping[str, Any],
+        shapes: Mapping[str, Sequence[int]],
+        rope_divisors: Sequence[float] = (),
+        *,
+        what: str = _WHAT,
     ) -> "ModelConfig":
         """From a GGUF file's metadata; what it leaves unsaid is read off the tensors that are there.
 
@@ -138,6 +156,7 @@ class ModelConfig:
           metadata: key → value.
           shapes: tensor name → shape, slowest axis first.
           rope_divisors: the values of `rope_freqs.weight`, where the file has that tensor.
+          what: names the file in errors.
 
         Raises:
           ModelError: fields that are missing, malformed, or ask for what is not supported, all named.
@@ -146,7 +165,7 @@ class ModelConfig:
         family = f.text("general.architecture", None)
         if family not in FAMILIES:
             f.reject("general.architecture", f"is not supported; supported are {', '.join(FAMILIES)}")
-            raise Faults(_WHAT, f.problems)
+            raise Faults(what, f.problems, _WAY_OUT)
         hidden_size = f.integer(f"{family}.embedding_length")
         num_heads = f.integer(f"{family}.attention.head_count")
         head_dim = f.integer(f"{family}.attention.key_length", hidden_size // max(num_heads, 1))
@@ -163,6 +182,7 @@ class ModelConfig:
         return _built(
             cls,
             f,
+            what,
             family=family,
             vocab_size=f.integer(f"{family}.vocab_size", next(iter(shapes.get("token_embd.weight", ())), 0)),
             hidden_size=hidden_size,
@@ -182,32 +202,34 @@ class ModelConfig:
         )
 
     def to_json(self) -> str:
-        """Format, version and every field, as an indented JSON object that `from_json` reads back to an equal value."""
+        """Format, version and every field, as an indented JSON object; of a file that holds it, `read` makes an equal
+        value."""
         return json.dumps({"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}, indent=2)
 
     @classmethod
-    def from_json(cls, text: str) -> "ModelConfig":
-        """The inverse of `to_json`.
+    def read(cls, path: Path) -> "ModelConfig":
+        """What `to_json` gave and somebody wrote into a file.
 
         Raises:
-          ModelError: not such an object, of another version, or with fields missing, unknown or malformed, all named.
+          ModelError: no such file, not such an object, of another version, or with fields missing, unknown or
+            malformed, all named.
         """
-        try:
-            values = json.loads(text)
-        except ValueError as error:
-            raise Faults(_WHAT, [f"it is not valid JSON ({error})"]) from error
-        if not isinstance(values, dict):
-            raise Faults(_WHAT, [f"it is a JSON {type(values).__name__} and must be an object"])
+        values = read_json(path)
         origin = {name: values.pop(name, None) for name in ("format", "version")}
         if origin != {"format": FORMAT, "version": VERSION}:
-            raise Faults(_WHAT, [f"it says {origin}, and this version of jpaged reads {FORMAT!r}, {VERSION}"])
+            fault = f"it says {origin}, and this version of jpaged reads {FORMAT!r}, {VERSION}"
+            raise Faults(f"{path}", [fault], "convert the checkpoint again")
         f = Fields(values, [])
-        rope = Fields(f.mapping("rope") or {}, f.problems, prefix="rope.")
+        rope = f.inner("rope")
         settings = {name: value for name, value in _own_fields(cls, f).items() if name != "rope"}
         rope_settings = _own_fields(RopeConfig, rope)
-        if f.problems:
-            raise Faults(_WHAT, f.problems)
-        return cls(rope=RopeConfig(**rope_settings), **settings)
+        problems = f.problems
+        if not problems:
+            try:
+                return cls(rope=RopeConfig(**rope_settings), **settings)
+            except Faults as error:
+                problems = list(error.faults)
+        raise Faults(f"{path}", problems, "convert the checkpoint again")
 
 
 def _reject_unsupported_hf(f: Fields) -> None:
@@ -216,8 +238,8 @@ def _reject_unsupported_hf(f: Fields) -> None:
             f.note(f"{name} is present, and quantised Hugging Face checkpoints are not supported")
     if f.flag("rope_interleaved", False):
         f.reject("rope_interleaved", "is not supported")
-    architectures = f.raw("architectures") or ["LlamaForCausalLM"]
-    if not any(str(name).lower() == "llamaforcausallm" for name in architectures):
+    architectures = f.texts("architectures") or ("LlamaForCausalLM",)
+    if not any(name.lower() == "llamaforcausallm" for name in architectures):
         f.reject("architectures", "is not supported; only LlamaForCausalLM is")
 
 
@@ -239,7 +261,7 @@ def _own_fields(cls: type, f: Fields) -> dict[str, Any]:
     return {name: readers[kind](name) for name, kind in types.items()}
 
 
-def _built(cls: type[ModelConfig], f: Fields, **settings: Any) -> Any:
+def _built(cls: type[ModelConfig], f: Fields, what: str, **settings: Any) -> Any:
     """The config, or one error that names the problems met in reading it and those that its own validation finds."""
     problems = list(f.problems)
     if f.readable:
@@ -250,4 +272,4 @@ def _built(cls: type[ModelConfig], f: Fields, **settings: Any) -> Any:
         else:
             if not problems:
                 return config
-    raise Faults(_WHAT, problems)
+    raise Faults(what, problems, _WAY_OUT)

@@ -27,7 +27,10 @@ from models.config import FORMAT, ModelConfig
 from models.conversions import llama
 from models.conversions.rules import array_dtypes, convert_tensors, plan
 from models.errors import ModelError
+from models.llama import parameter_shapes
+from models.paths import sizes_below
 from models.sources.base import BFLOAT16, FLOAT32, Source
+from models.sources.fields import Faults, read_json
 from models.sources.gguf_file import GGUFFile
 from models.sources.huggingface import HuggingFaceDirectory
 
@@ -81,18 +84,40 @@ def convert(
         way_out=way_out,
         notify=notify,
     )
-    made = _read_object(target / _RECORD)
+    made = read_json(target / _RECORD)
     if (made.get("fingerprint"), made.get("dtype")) != (record["fingerprint"], dtype):
         raise ModelError(
             f"{target} holds a model converted from {made.get('source')} with dtype={made.get('dtype')}, which differs "
-            f"from {source} with {dtype=}; remove it, or convert elsewhere."
+            f"from {source} with {dtype=}, if only in its files' times; remove it, or convert elsewhere."
         )
     return target
 
 
 def is_converted(path: Path) -> bool:
-    """Whether `path` is a model directory of ours; of which version, and whether it is whole, is not looked at."""
-    return _read_object(path / _CONFIG).get("format") == FORMAT and (path / _WEIGHTS).is_dir()
+    """Whether `path` says that it is a model directory of ours; whether it is whole is for `check` to say."""
+    try:
+        return read_json(path / _CONFIG).get("format") == FORMAT
+    except ModelError:
+        return False
+
+
+def check(converted: Path) -> None:
+    """Looks whether a converted directory has the weights that its config needs; reads no array. Nothing later would
+    notice: of a layer that only the config has, indexing makes the last one, run twice.
+
+    Raises:
+      ModelError: the weights are others, or the config or the checkpoint is damaged.
+    """
+    config = ModelConfig.read(converted / _CONFIG)
+    try:
+        stored = weights.shapes(weights.abstract(converted / _WEIGHTS))
+    except weights.CheckpointError as error:
+        raise ModelError(str(error)) from error
+    wanted = parameter_shapes(config)
+    if wrong := [name for name in sorted({*stored, *wanted}) if stored.get(name) != wanted.get(name)]:
+        one = f"{wrong[0]} is {stored.get(wrong[0], 'absent')} and should be {wanted.get(wrong[0], 'absent')}"
+        fault = f"its weights do not fit its config ({len(wrong)} arrays): {one}"
+        raise Faults(f"{converted}", [fault], "correct its config, or convert the checkpoint again")
 
 
 def open_source(path: Path) -> Source:
@@ -104,7 +129,7 @@ def open_source(path: Path) -> Source:
     if path.is_file():
         return GGUFFile(path)
     if (path / _CONFIG).exists():
-        if _read_object(path / _CONFIG).get("format") == FORMAT:
+        if is_converted(path):
             raise ModelError(f"{path} is converted already; give the checkpoint that it came from, or use it as it is.")
         return HuggingFaceDirectory(path)
     found = sorted(path.glob("*.gguf"))
@@ -116,15 +141,20 @@ def open_source(path: Path) -> Source:
 
 
 def fingerprint(source: Path) -> str:
-    """Tells sources apart: sha256 over the names, sizes and evenly spaced samples of the files that matter.
+    """A key of a source: sha256 over the names, sizes, times of change and evenly spaced samples of the files that
+    matter. It is the cheap check, which reads a megabyte of a file however large.
 
-    Copies of a checkpoint agree whatever their paths and times; checkpoints of one shape with other weights differ.
+    A file that was written in place has another time, so another key, wherever in it the change is. A source that was
+    moved, or copied with its times, keeps its key. A copy with times of its own (`cp` without `-p`) has another key: it
+    is converted once more, or refused where somebody named the target. What the key cannot tell is a change between the
+    samples by somebody who then puts the time back.
     """
     digest = hashlib.sha256()
     files = [source] if source.is_file() else [f for f in source.iterdir() if f.suffix in _DECISIVE and f.is_file()]
     for file in sorted(files):
-        size = file.stat().st_size
-        digest.update(f"{file.name}\0{size}\0".encode())
+        status = file.stat()
+        size = status.st_size
+        digest.update(f"{file.name}\0{size}\0{status.st_mtime_ns}\0".encode())
         step = max(size // _SAMPLES, _SAMPLE_BYTES)
         with open(file, "rb") as data:
             for offset in range(0, size, step):
@@ -140,13 +170,13 @@ def _build(
     config, table, note = llama.settle_tie(source)
     if note:
         notify(note)
-    shapes = llama.parameter_shapes(config)
+    shapes = parameter_shapes(config)
     steps = plan(source, table, shapes, config)
     dtypes = array_dtypes(steps, source, _DTYPES.get(record["dtype"]))
     size = sum(math.prod(shape) * dtypes[name].itemsize for name, shape in shapes.items())
     if (free := shutil.disk_usage(work).free) < size:
         raise OSError(errno.ENOSPC, f"{size / 1e6:,.0f} MB are wanted, {free / 1e6:,.0f} MB are free")
-    _save_tokenizer(source, work)  # before the weights: what fails should fail soon
+    _save_tokenizer(source, config, work)  # before the weights: what fails should fail soon
     hidden = None if progress is None else not progress
     with tqdm(total=2 * size, unit="B", unit_scale=True, desc="reading", disable=hidden) as bar:
         tree = convert_tensors(source, steps, shapes, dtypes, config, bar.update)
@@ -157,12 +187,13 @@ def _build(
     (work / _RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
-def _save_tokenizer(source: Source, work: Path) -> None:
+def _save_tokenizer(source: Source, config: ModelConfig, work: Path) -> None:
     """Checkpoints without one are whole all the same: such a model runs on ids."""
     if isinstance(source, GGUFFile) and "tokenizer.ggml.model" not in source.metadata:
         return
     tokenizer = tokenizers.load_tokenizer(source.path)
     if tokenizer is not None:
+        tokenizers.check_fit(tokenizer, config.vocab_size, source.path)  # what it remarks, loading will say
         tokenizer.save(work)
 
 
@@ -173,7 +204,7 @@ def _growth(folder: Path, bar: Any) -> Iterator[None]:
 
     def watch() -> None:
         while not done.wait(_POLL_SECONDS):
-            bar.update(max(0, begin + _bytes_in(folder) - bar.n))
+            bar.update(max(0, begin + sum(sizes_below(folder)) - bar.n))
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
@@ -185,17 +216,9 @@ def _growth(folder: Path, bar: Any) -> Iterator[None]:
         watcher.join()
 
 
-def _bytes_in(folder: Path) -> int:
-    total = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):  # Orbax renames its files as it goes
-            total += path.stat().st_size
-    return total
-
-
 def _refuse_foreign(target: Path) -> None:
     """What is not ours is never replaced."""
-    ours = target.is_dir() and (not any(target.iterdir()) or _read_object(target / _CONFIG).get("format") == FORMAT)
+    ours = target.is_dir() and (not any(target.iterdir()) or is_converted(target))
     if target.exists() and not ours:
         raise ModelError(f"{target} exists and is not a converted model; choose a directory that is new or empty.")
 
@@ -205,19 +228,10 @@ def _fault(target: Path) -> str | None:
     if not any(target.iterdir()):
         return "it is empty"
     try:
-        config = ModelConfig.from_json((target / _CONFIG).read_text(encoding="utf-8"))
-        stored = weights.abstract(target / _WEIGHTS)
+        check(target)
+        read_json(target / _RECORD)
+    except Faults as error:
+        return "; ".join(error.faults)
     except (OSError, ValueError) as error:
         return str(error).rstrip(".")
-    if weights.shapes(stored) != llama.parameter_shapes(config):
-        return "its weights do not fit its config"
-    return None if (target / _RECORD).exists() else f"{_RECORD} is missing"
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; an empty one if there is none."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
+    return None

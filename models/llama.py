@@ -15,6 +15,7 @@ from jax import lax
 from jaxtyping import Array, Float, Float32, Int32
 
 from jpaged.model import AttentionView, ModelSpec, Weights
+from jpaged.weights import shapes
 from models import stacks
 from models.config import ModelConfig
 from models.layers import Embedding, GatedMLP, Linear, Norm, rotate, rotations
@@ -127,6 +128,11 @@ class Llama:
 
     def _merged_outer(self, weights: Weights) -> Outer:
         return nnx.merge(self._outer, {name: part for name, part in weights.items() if name != "layers"})
+
+
+def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Dotted name → shape of every parameter, layers stacked on axis 0: what a conversion has to fill."""
+    return shapes(Llama(config).abstract_weights())
 
 
 def _stacked(num_layers: int, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:

@@ -79,7 +79,7 @@ class RopeConfig:
     def __post_init__(self) -> None:
         faults = self._faults()
         if faults:
-            raise Faults("The rotary embedding", faults)
+            raise Faults("The rotary embedding", faults, "correct its settings, and leave out those without a meaning")
 
     def inverse_frequencies(self, head_dim: int) -> tuple[Float32[np.ndarray, " C"], float]:
         """Radians per position for each pair of dimensions, and the factor on cosines and sines.
@@ -105,7 +105,7 @@ class RopeConfig:
             attention_factor = self._yarn_attention_factor()
         elif self.type == "divisors":
             if len(self.divisors) != head_dim // 2:
-                raise ModelError(f"rope.divisors holds {len(self.divisors)} numbers; {head_dim=} needs one per pair.")
+                raise ModelError(f"{head_dim=} needs half as many rope.divisors, not {len(self.divisors)}; give all.")
             frequencies = frequencies / np.asarray(self.divisors, np.float64)
         return frequencies.astype(np.float32), attention_factor
 
@@ -167,7 +167,7 @@ class RopeConfig:
                 f"rope high_freq_factor={self.high_freq_factor!r} must be above low_freq_factor="
                 f"{self.low_freq_factor!r}, and both positive"
             )
-        if self.type == "divisors" and not (self.divisors and min(self.divisors) > 0):
+        if self.type == "divisors" and not (self.divisors and all(0 < d < math.inf for d in self.divisors)):
             faults.append("rope divisors must be positive numbers, one per pair of dimensions")
         return faults
 

@@ -5,10 +5,9 @@ GGUF stores a tokenizer's tables but only *names* how text is cut before merging
 stands for is a fact of the model's original tokenizer.json, and is the table here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import tokenizers
 from gguf import TokenType
@@ -18,9 +17,11 @@ from tokenizers.models import BPE
 from jpaged.tokenizer import HFTokenizer
 from models.errors import ModelError
 from models.gguf_metadata import read_metadata
+from models.sources.fields import Fields
 
 _PREFIX = "tokenizer.ggml."
 _SPACE = "\u2581"  # how SentencePiece writes a space
+_WAY_OUT = "fetch the file again, or load the model from its Hugging Face folder"
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -80,39 +81,61 @@ def from_gguf(path: Path) -> HFTokenizer:
     """The tokenizer in the GGUF file at `path`, chat template and end-of-text ids included.
 
     Raises:
-      ModelError: the file is not whole GGUF, holds no tokenizer, or one of a kind that is not supported.
+      ModelError: the file is not whole GGUF, holds no tokenizer, or one of a kind that is not supported, or its fields
+        are malformed or do not fit each other.
     """
-    metadata = read_metadata(path)
-    kind = metadata.get(_PREFIX + "model")
-    tokens = metadata.get(_PREFIX + "tokens")
-    if kind not in ("gpt2", "llama") or not tokens:
+    f = Fields(read_metadata(path), [])
+    kind, tokens = f.text(_PREFIX + "model", None), f.texts(_PREFIX + "tokens")
+    if not f.problems and (kind not in ("gpt2", "llama") or not tokens):
         raise ModelError(
-            f"{path} has tokenizer.ggml.model = {kind!r} with {len(tokens or ())} tokens; supported are 'gpt2' "
+            f"{path} has tokenizer.ggml.model = {kind!r} with {len(tokens)} tokens; supported are 'gpt2' "
             "(byte-level BPE) and 'llama' (SentencePiece BPE). Load the model from its Hugging Face folder instead."
         )
-    types = metadata.get(_PREFIX + "token_type", [TokenType.NORMAL] * len(tokens))
-    build = _byte_level if kind == "gpt2" else _sentencepiece
     try:
-        backend, add_bos = build(metadata, tokens, types)
-        backend.add_tokens(_added_tokens(tokens, types))
-        ends = [metadata.get(f"{_PREFIX}{name}_token_id") for name in ("eos", "eot", "eom")]
-        bos = metadata.get(_PREFIX + "bos_token_id")
-        return HFTokenizer(
-            backend,
-            bos_token_id=bos,
-            eos_token_ids=[token_id for token_id in ends if token_id is not None],
-            chat_template=metadata.get("tokenizer.chat_template"),
-            add_bos=bos is not None and metadata.get(_PREFIX + "add_bos_token", add_bos),
-        )
+        _refuse(f.problems)  # without tokens, all that follows would only add noise
+        return _built(f, tokens, kind)
     except ValueError as error:
-        raise ModelError(f"The tokenizer in {path} cannot be used: {error}") from error
+        raise ModelError(f"The tokenizer in {path} cannot be used: {error}; {_WAY_OUT}.") from error
 
 
-def _byte_level(metadata: dict[str, Any], tokens: list[str], types: list[int]) -> tuple[tokenizers.Tokenizer, bool]:
-    name = metadata.get(_PREFIX + "pre", "default")
+def _built(f: Fields, tokens: tuple[str, ...], kind: str) -> HFTokenizer:
+    """Everything is read before anything is built, so that one error names all faults."""
+    ids = range(len(tokens))
+    types = (TokenType.NORMAL,) * len(ids)
+    if f.has(_PREFIX + "token_type"):
+        types = _one_for_each(f, _PREFIX + "token_type", f.integers, tokens)
+    bos = f.integer(_PREFIX + "bos_token_id", None, within=ids)
+    ends = [f.integer(f"{_PREFIX}{name}_token_id", None, within=ids) for name in ("eos", "eot", "eom")]
+    template, wants_bos = f.text("tokenizer.chat_template", None), f.flag(_PREFIX + "add_bos_token", None)
+    backend, kind_wants_bos = (_byte_level if kind == "gpt2" else _sentencepiece)(f, tokens, types)
+    backend.add_tokens(_added_tokens(tokens, types))
+    return HFTokenizer(
+        backend,
+        bos_token_id=bos,
+        eos_token_ids=[token_id for token_id in ends if token_id is not None],
+        chat_template=template,
+        add_bos=bos is not None and (kind_wants_bos if wants_bos is None else wants_bos),
+    )
+
+
+def _one_for_each(f: Fields, name: str, read: Callable[[str], tuple], tokens: tuple[str, ...]) -> tuple:
+    known, values = len(f.problems), read(name)
+    if len(f.problems) == known and len(values) != len(tokens):
+        f.note(f"{len(tokens)} tokens need as many {name}, there are {len(values)}")
+    return values
+
+
+def _refuse(problems: Sequence[str]) -> None:
+    if problems:
+        raise ValueError("; ".join(problems))
+
+
+def _byte_level(f: Fields, tokens: tuple[str, ...], types: tuple[int, ...]) -> tuple[tokenizers.Tokenizer, bool]:
+    name = f.text(_PREFIX + "pre", "default")
+    merges = [_split_merge(merge) for merge in f.texts(_PREFIX + "merges")]
+    _refuse(f.problems)
     pieces, cut = pre_tokenizer(name), _CUTS[name]
     ids = {token: token_id for token_id, token in enumerate(tokens)}
-    merges = [_split_merge(merge) for merge in metadata.get(_PREFIX + "merges", ())]
     if strays := [pair for pair in merges if not (pair[0] in ids and pair[1] in ids and "".join(pair) in ids)]:
         raise ValueError(f"{len(strays)} merges use tokens that are not in the vocabulary, such as {strays[0]}")
     backend = tokenizers.Tokenizer(BPE(ids, merges, ignore_merges=cut.whole_words))
@@ -127,13 +150,14 @@ def _split_merge(merge: str) -> tuple[str, str]:
     return left, right
 
 
-def _sentencepiece(metadata: dict[str, Any], tokens: list[str], types: list[int]) -> tuple[tokenizers.Tokenizer, bool]:
+def _sentencepiece(f: Fields, tokens: tuple[str, ...], types: tuple[int, ...]) -> tuple[tokenizers.Tokenizer, bool]:
     """SentencePiece's BPE merges the pair whose joined token scores highest. That is BPE with a rank per pair, once
     every way to split a token into two tokens is listed, best score first (its trainer gives no two tokens that can be
     merged the same score)."""
-    scores = metadata.get(_PREFIX + "scores")
-    if scores is None or len(scores) != len(tokens):
-        raise ValueError(f"{len(tokens)} tokens need as many scores, there are {len(scores or ())}")
+    scores = _one_for_each(f, _PREFIX + "scores", f.numbers, tokens)
+    unknown = f.integer(_PREFIX + "unknown_token_id", None, within=range(len(tokens)))
+    prefixed = f.flag(_PREFIX + "add_space_prefix", True)
+    _refuse(f.problems)
     ids = {token: token_id for token_id, token in enumerate(tokens)}
     mergeable = [i for i, kind in enumerate(types) if kind in (TokenType.NORMAL, TokenType.UNUSED)]
     merges = [
@@ -142,12 +166,10 @@ def _sentencepiece(metadata: dict[str, Any], tokens: list[str], types: list[int]
         for cut in range(len(token) - 1, 0, -1)
         if token[:cut] in ids and token[cut:] in ids
     ]
-    unknown = metadata.get(_PREFIX + "unknown_token_id")
     fallback = TokenType.BYTE in types
     backend = tokenizers.Tokenizer(
         BPE(ids, merges, unk_token=None if unknown is None else tokens[unknown], fuse_unk=True, byte_fallback=fallback)
     )
-    prefixed = metadata.get(_PREFIX + "add_space_prefix", True)
     spaces = normalizers.Replace(" ", _SPACE)
     backend.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), spaces]) if prefixed else spaces
     ends = [decoders.Strip(" ", 1, 0)] if prefixed else []

@@ -16,7 +16,7 @@ something was wrong; 130, Ctrl-C.
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 
 from absl import flags
 
@@ -38,16 +38,17 @@ def main() -> int:
     source, target = _SOURCE.value, _TARGET.value
     if not source or not target:
         raise ValueError(f"{source=} and {target=} must both be given; try --help")
+    if not os.path.exists(os.path.expanduser(source)):  # here too, because nobody should wait for jax to learn it
+        raise ValueError(f"There is no {source}; give a Hugging Face directory or a GGUF file.")
 
     with interrupt.leaving_at_once():
         import jax  # here, because --help should not wait for it
 
     jax.config.update("jax_platforms", "cpu")  # no accelerator is needed, and one may be busy serving
     from models.convert import convert
+    from models.paths import expand_home
 
-    convert(
-        Path(source).expanduser(), Path(target).expanduser(), dtype=None if _DTYPE.value == "auto" else _DTYPE.value
-    )
+    convert(expand_home(source), expand_home(target), dtype=None if _DTYPE.value == "auto" else _DTYPE.value)
     print(target)
     return command.OK
 

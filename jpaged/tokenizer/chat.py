@@ -51,10 +51,13 @@ class ChatTemplate:
             return self._template.render(given, messages=messages, add_generation_prompt=add_generation_prompt)
         except jinja2.TemplateSyntaxError as error:
             raise ChatTemplateError(
-                f"The model's chat template does not parse (line {error.lineno}): {error.message}"
+                f"The model's chat template does not parse (line {error.lineno}): {error.message}; correct it, or "
+                "give a prompt instead of messages."
             ) from error
         except _TEMPLATE_FAULTS as error:
-            raise ChatTemplateError(f"The model's chat template refused the messages: {error}") from error
+            raise ChatTemplateError(
+                f"The model's chat template refused the messages: {error}; change them, or give a prompt instead."
+            ) from error
 
     @cached_property
     def _template(self) -> jinja2.Template:

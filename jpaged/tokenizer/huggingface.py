@@ -43,10 +43,13 @@ class HFTokenizer:
         add_bos: bool | None = None,
     ):
         named = [*eos_token_ids, *([] if bos_token_id is None else [bos_token_id])]
-        if unknown := [token_id for token_id in named if token_id < 0 or backend.id_to_token(token_id) is None]:
-            raise ValueError(f"{bos_token_id=} and {eos_token_ids=} must be ids of this tokenizer; {unknown} are not")
+        if unknown := [token_id for token_id in named if not _has_token(backend, token_id)]:
+            raise ValueError(
+                f"{bos_token_id=} and {eos_token_ids=} must be ids of this tokenizer; {unknown} are not: correct the "
+                "model's config, or give the tokenizer that belongs to it"
+            )
         if add_bos and bos_token_id is None:
-            raise ValueError(f"{add_bos=} needs a BOS token, but {bos_token_id=}")
+            raise ValueError(f"{add_bos=} needs a BOS token, but {bos_token_id=}; name one, or set add_bos=False")
         backend.no_truncation()
         backend.no_padding()
         self.bos_token_id = bos_token_id
@@ -76,7 +79,9 @@ class HFTokenizer:
         try:
             ids = self._backend.encode(text, add_special_tokens=by_backend).ids
         except TypeError as error:  # the library's word for lone surrogates, which are no text
-            raise ValueError(f"text={text[:80]!a} must be valid Unicode, without lone surrogates") from error
+            raise ValueError(
+                f"text={text[:80]!a} must be valid Unicode, without lone surrogates; read it as UTF-8"
+            ) from error
         bos = [self.bos_token_id] if self._add_bos and self.bos_token_id is not None and add_special_tokens else []
         return bos + ids
 
@@ -119,9 +124,28 @@ class HFTokenizer:
         path = folder / EXTRAS_FILE
         try:
             extras = json.loads(path.read_text(encoding="utf-8"))
+            _check_extras(extras)
             return cls(read_backend(folder / TOKENIZER_FILE), **extras)
-        except (OSError, TypeError, json.JSONDecodeError) as error:
+        except (OSError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
             raise ValueError(f"{path} cannot be read as a saved tokenizer ({error}); save it again") from error
+
+
+def _has_token(backend: tokenizers.Tokenizer, token_id: int) -> bool:
+    return 0 <= token_id < 2**32 and backend.id_to_token(token_id) is not None  # the library counts in 32 bits
+
+
+def _check_extras(extras: Any) -> None:
+    """Raises TypeError for what `save` did not write."""
+    if not isinstance(extras, dict):
+        raise TypeError(f"it holds a {type(extras).__name__} where an object is wanted")
+    known: dict[str, Callable[[Any], bool]] = {
+        "bos_token_id": lambda value: type(value) in (int, type(None)),
+        "eos_token_ids": lambda value: isinstance(value, list) and all(type(token_id) is int for token_id in value),
+        "add_bos": lambda value: type(value) in (bool, type(None)),
+        "chat_template": lambda value: type(value) in (str, type(None)),
+    }
+    if wrong := [f"{name}={value!r}" for name, value in extras.items() if not known.get(name, lambda _: False)(value)]:
+        raise TypeError(f"{', '.join(wrong)[:200]} must be as it was saved")
 
 
 def read_backend(path: Path) -> tokenizers.Tokenizer:

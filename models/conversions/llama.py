@@ -1,6 +1,6 @@
-"""Llama: our parameters' shapes, and the tables that fill them from Hugging Face and from GGUF tensors.
+"""Llama: the tables that fill our parameters from Hugging Face and from GGUF tensors.
 
-Letters as in jpaged/types.py. Matrices are [out, in] everywhere, so nothing is transposed.
+The parameters themselves are those of models/llama.py. Matrices are [out, in] everywhere, so nothing is transposed.
 """
 
 import re
@@ -13,30 +13,6 @@ from models.conversions.rules import Part, Rule, Table
 from models.sources.base import Source
 
 _HF_EMBED, _HF_HEAD = "model.embed_tokens.weight", "lm_head.weight"
-
-
-def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Dotted path → shape of every parameter; those below "layers." are stacked on axis 0."""
-    V, E, F, L = config.vocab_size, config.hidden_size, config.intermediate_size, config.num_layers
-    K, H, D = config.num_kv_heads, config.num_heads, config.head_dim
-    qkv = (H // K + 2) * D
-    shapes = {
-        "embed.weight": (V, E),
-        "layers.attn_norm.scale": (L, E),
-        "layers.attn.qkv.weight": (L, K, qkv, E),
-        "layers.attn.out.weight": (L, E, H * D),
-        "layers.mlp_norm.scale": (L, E),
-        "layers.mlp.gate_up.weight": (L, 2, F, E),
-        "layers.mlp.down.weight": (L, E, F),
-        "final_norm.scale": (E,),
-    }
-    if config.attention_bias:
-        shapes |= {"layers.attn.qkv.bias": (L, K, qkv), "layers.attn.out.bias": (L, E)}
-    if config.mlp_bias:
-        shapes |= {"layers.mlp.gate_up.bias": (L, 2, F), "layers.mlp.down.bias": (L, E)}
-    if not config.tie_word_embeddings:
-        shapes["lm_head.weight"] = (V, E)
-    return shapes
 
 
 def _heads(config: ModelConfig, first: int, count: int) -> Part:

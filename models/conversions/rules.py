@@ -22,6 +22,7 @@ from models.sources.fields import Faults
 Part = tuple[int | slice, ...]
 _LAYER = "{layer}"
 _LISTED = 6  # names of one kind of fault that a message spells out
+_MOST_NUMBERS = 2**50  # of a model: far more than any has, and NumPy can count them
 
 
 def whole(config: ModelConfig) -> Part:
@@ -86,6 +87,7 @@ def plan(source: Source, table: Table, shapes: Mapping[str, tuple[int, ...]], co
       ModelError: tensors are missing, unexpected, of another shape, or of a type that cannot be read; all are counted
         and the first few named.
     """
+    _refuse_impossible(source, shapes, config)
     steps = list(_steps(table.rules, shapes, config))
     missing, misshapen, unreadable = [], [], []
     for step in steps:
@@ -107,7 +109,7 @@ def plan(source: Source, table: Table, shapes: Mapping[str, tuple[int, ...]], co
     faults = [f"tensors {kind} ({len(names)}): {_listed(names)}" for kind, names in kinds.items() if names]
     if faults:
         wanted = f"wanted is what family {config.family!r} with {config.num_layers} layers and the config's numbers has"
-        raise Faults(f"{source.path}", [*faults, wanted])
+        raise Faults(f"{source.path}", [*faults, wanted], "correct its config, or fetch the model again")
     return steps
 
 
@@ -151,6 +153,18 @@ def _steps(rules: Sequence[Rule], shapes: Mapping[str, tuple[int, ...]], config:
                     rule,
                     part if layer is None else (layer, *part),
                 )
+
+
+def _refuse_impossible(source: Source, shapes: Mapping[str, tuple[int, ...]], config: ModelConfig) -> None:
+    """What only a damaged config can mean, before a step is made for each of its layers."""
+    held, found = sum(math.prod(shape) for shape in shapes.values()), len(source.tensors)
+    faults = []
+    if config.num_layers > found:
+        faults.append(f"its config says {config.num_layers} layers, and it has {found} tensors in all")
+    if held >= _MOST_NUMBERS:
+        faults.append(f"its config asks for {held:.1e} numbers")
+    if faults:
+        raise Faults(f"{source.path}", faults, "correct its config, or fetch the model again")
 
 
 def _expected_shape(step: Step, shape: tuple[int, ...]) -> tuple[int, ...]:

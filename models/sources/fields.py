@@ -5,7 +5,7 @@ before trusting any value.
 """
 
 import json
-import math
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,18 +13,24 @@ from typing import Any
 from models.errors import ModelError
 
 _REQUIRED: Any = object()
+_INT64 = range(-(2**63), 2**63)  # JSON has no limit, and arithmetic on floats has
 
 
 class Faults(ModelError):
     """Everything that is wrong with one thing, in one error.
 
+    Args:
+      what: names the thing, by its path where it has one.
+      faults: single sentences, without full stops.
+      way_out: what to do about them; ends the message.
+
     Attributes:
-      faults: the single sentences, without full stops.
+      faults: as given.
     """
 
-    def __init__(self, what: str, faults: Iterable[str]):
+    def __init__(self, what: str, faults: Iterable[str], way_out: str):
         self.faults = tuple(faults)
-        super().__init__(f"{what} cannot be used: {'; '.join(self.faults)}.")
+        super().__init__(f"{what} cannot be used: {'; '.join(self.faults)}; {way_out}.")
 
 
 class Fields:
@@ -60,47 +66,64 @@ class Fields:
         if problem not in self.problems:
             self.problems.append(problem)
 
-    def integer(self, name: str, default: Any = _REQUIRED) -> Any:
-        """An int; `default` where absent (None is a possible default)."""
-        return self._typed(name, default, _is_integer, "an integer", 1)
+    def integer(self, name: str, default: Any = _REQUIRED, *, within: range = _INT64) -> Any:
+        """An int that is `within` a range; `default` where absent (None is a possible default)."""
+        return self._typed(name, default, lambda v: type(v) is int and v in within, f"an integer{_ends(within)}", 1)
 
     def number(self, name: str, default: Any = _REQUIRED) -> Any:
         """A finite float; `default` where absent."""
         value = self._typed(name, default, _is_finite_number, "a finite number", 1.0)
         return value if value is None else float(value)
 
-    def flag(self, name: str, default: Any = _REQUIRED) -> bool:
+    def flag(self, name: str, default: Any = _REQUIRED) -> Any:
         """A bool; `default` where absent."""
         return self._typed(name, default, lambda v: isinstance(v, bool), "true or false", False)
 
     def text(self, name: str, default: Any = _REQUIRED) -> Any:
-        """A string; `default` where absent."""
-        return self._typed(name, default, lambda v: isinstance(v, str), "a string", "")
+        """A string of whole characters; `default` where absent."""
+        return self._typed(name, default, _is_text, "a string", "")
 
     def mapping(self, name: str) -> Mapping[str, Any] | None:
         """A nested mapping, or None where absent."""
         return self._typed(name, None, lambda v: isinstance(v, Mapping), "an object", None)
 
-    def integers(self, name: str) -> tuple[int, ...]:
-        """An int or a list of ints, as a tuple; empty where absent."""
-        return self._several(name, _is_integer, "integer")
+    def inner(self, name: str) -> "Fields":
+        """The entries of a nested mapping; none where absent."""
+        return Fields(self.mapping(name) or {}, self.problems, prefix=f"{self._prefix}{name}.")
+
+    # The lists may be a vocabulary: their entries are looked at without a call of Python for each.
+
+    def integers(self, name: str, *, within: range = _INT64) -> tuple[int, ...]:
+        """An int or a list of ints, each `within` a range, as a tuple; empty where absent."""
+        found = self._several(name, {int}, f"integers{_ends(within)}")
+        if found and (min(found) not in within or max(found) not in within):
+            return self._unreadable(name, f"integers{_ends(within)}")
+        return found
 
     def numbers(self, name: str) -> tuple[float, ...]:
         """A finite number or a list of them, as a tuple of floats; empty where absent."""
-        return tuple(float(v) for v in self._several(name, _is_finite_number, "finite number"))
+        found = self._several(name, {int, float}, "finite numbers")
+        if not all(abs(value) <= sys.float_info.max for value in found):
+            return self._unreadable(name, "finite numbers")
+        return tuple(map(float, found))
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A string or a list of strings, as a tuple; empty where absent."""
+        return self._several(name, {str}, "strings")
 
     def reject_others(self, known: Iterable[str]) -> None:
         """Collects every name that is not known."""
         for name in sorted(self._values.keys() - set(known)):
             self.note(f"{self._prefix}{name} is unknown")
 
-    def _several(self, name: str, valid: Callable[[Any], bool], what: str) -> tuple[Any, ...]:
+    def _several(self, name: str, types: set[type], what: str) -> tuple[Any, ...]:
         value = self.raw(name)
         several = value if isinstance(value, list) else [] if value is None else [value]
-        if all(valid(v) for v in several):
-            return tuple(several)
+        return tuple(several) if set(map(type, several)) <= types else self._unreadable(name, what)
+
+    def _unreadable(self, name: str, what: str) -> tuple[Any, ...]:
         self.readable = False
-        self.reject(name, f"must be one or several {what}s")
+        self.reject(name, f"must be one or several {what}")
         return ()
 
     def _typed(self, name: str, default: Any, valid: Callable[[Any], bool], wanted: str, stand_in: Any) -> Any:
@@ -123,25 +146,35 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _ends(within: range) -> str:
+    return " of 64 bits" if within == _INT64 else f" from {within.start} to {within.stop - 1}"
 
 
 def _is_finite_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    """Compared, not converted: an int may be too large for a float."""
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file.
+def _is_text(value: Any) -> bool:
+    """A JSON string may hold half a character (a lone surrogate), which nothing can write."""
+    return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
+
+
+def read_json(path: Path, *, absent_ok: bool = False) -> dict[str, Any]:
+    """The JSON object in a file; an empty one if the file is absent and that is `absent_ok`.
 
     Raises:
       ModelError: the file is missing, unreadable, not JSON, or not an object; the message names it.
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        if absent_ok:
+            return {}
+        raise ModelError(f"{path} is missing; give a complete model directory.") from error
     except OSError as error:
         raise ModelError(f"{path} cannot be read ({error.strerror}); give a complete model directory.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # RecursionError: brackets within brackets, thousands deep
         raise ModelError(f"{path} is not valid JSON ({error}); fetch the file again.") from error
     if not isinstance(value, dict):
         raise ModelError(f"{path} must hold a JSON object, holds {type(value).__name__}; fetch the file again.")

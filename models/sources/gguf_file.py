@@ -58,7 +58,8 @@ class GGUFFile:
         self.config = ModelConfig.from_gguf(
             self.metadata,
             {name: info.shape for name, info in self.tensors.items()},
-            self.read(_ROPE_DIVISORS).tolist() if divisors and divisors.dtype else (),
+            self.read(_ROPE_DIVISORS).ravel().tolist() if divisors and divisors.dtype else (),
+            what=f"{path}",
         )
 
     def read(self, name: str) -> np.ndarray:
@@ -91,7 +92,7 @@ def _read_header(path: Path) -> tuple[dict[str, Any], dict[str, _Entry]]:
             entries = cursor.entries(metadata)
     except OSError as error:
         raise ModelError(f"{path} cannot be read ({error.strerror}); check the path.") from error
-    except (ValueError, struct.error) as error:
+    except (ValueError, RecursionError, struct.error) as error:
         raise ModelError(f"{path} is not a whole GGUF file ({error}); fetch or convert it again.") from error
     length = path.stat().st_size
     cut = [name for name, entry in entries.items() if entry.begin + entry.size > length]
@@ -99,7 +100,8 @@ def _read_header(path: Path) -> tuple[dict[str, Any], dict[str, _Entry]]:
         last = max(entry.begin + entry.size for entry in entries.values())
         raise Faults(
             f"{path}",
-            [f"it is cut off: {length:,} bytes where {last:,} are needed", f"fetch it again, {cut[0]} is lost"],
+            [f"it is cut off: {length:,} bytes where {last:,} are needed", f"{cut[0]} is lost"],
+            "fetch it again",
         )
     return metadata, entries
 

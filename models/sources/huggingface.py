@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from models.config import ModelConfig
 from models.errors import ModelError
 from models.sources.base import BFLOAT16, FLOAT32, TensorInfo
-from models.sources.fields import Faults, read_json
+from models.sources.fields import Faults, Fields, read_json
 
 _DTYPES = {"BF16": BFLOAT16, "F16": FLOAT32, "F32": FLOAT32}
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -34,15 +34,7 @@ class HuggingFaceDirectory:
 
     def __init__(self, path: Path):
         self.path = path
-        values = read_json(path / "config.json")
-        generation = path / "generation_config.json"
-        if generation.exists():  # where a model says more on how it ends, generation goes by this file
-            values |= {
-                key: value
-                for key, value in read_json(generation).items()
-                if key == "eos_token_id" and value is not None
-            }
-        self.config = ModelConfig.from_hf(values)
+        self.config = _config(path)
         self._shards, promised = _shards(path)
         self._home: dict[str, Any] = {}  # tensor name → the open shard that holds it
         self.tensors: Mapping[str, TensorInfo] = self._scan()
@@ -74,8 +66,21 @@ class HuggingFaceDirectory:
                 tensors[name] = TensorInfo(tuple(piece.get_shape()), piece.get_dtype(), _DTYPES.get(piece.get_dtype()))
                 self._home[name] = shard
         if faults:
-            raise Faults("The model's weights", [*faults, "fetch the model again"])
+            raise Faults("The model's weights", faults, "fetch the model again")
         return tensors
+
+
+def _config(path: Path) -> ModelConfig:
+    """Where a model says more on how it ends, generation goes by generation_config.json."""
+    values, what = read_json(path / "config.json"), f"{path / 'config.json'}"
+    more = path / "generation_config.json"
+    generation = Fields(read_json(more, absent_ok=True), [])
+    if generation.has("eos_token_id"):
+        values["eos_token_id"] = list(generation.integers("eos_token_id"))
+        what += f", with the eos_token_id of {more.name},"
+    if generation.problems:
+        raise Faults(f"{more}", generation.problems, "correct it or fetch it again")
+    return ModelConfig.from_hf(values, what=what)
 
 
 def _shards(path: Path) -> tuple[dict[Path, Any], list[str]]:

@@ -134,7 +134,7 @@ def fault(folder: Path) -> str | None:
     return None if (folder / "file").exists() else "no file"
 
 
-@pytest.mark.parametrize("make", [Path.mkdir, Path.touch, lambda path: path.symlink_to("nowhere")])
+@pytest.mark.parametrize("make", [Path.mkdir, Path.touch, lambda path: path.symlink_to(path)])
 def test_a_faulty_target_is_made_anew(tmp_path, make):
     notes, target = [], tmp_path / "target"
     make(target)
@@ -143,6 +143,74 @@ def test_a_faulty_target_is_made_anew(tmp_path, make):
     assert hidden(tmp_path) == []
     assert len(notes) == 1
     assert notes[0].startswith(f"{target} cannot be used (")
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_is_a_place_elsewhere(tmp_path, there):
+    disk, link = tmp_path / "disk", tmp_path / "here" / "target"
+    disk.mkdir()
+    link.parent.mkdir()
+    link.symlink_to(disk / "large")
+    if there:
+        (disk / "large").mkdir()
+    assert build_once(link, write_file, what="it", fault=fault, notify=lambda _: None) == link
+    assert link.is_symlink() and not (disk / "large").is_symlink()
+    assert [path.name for path in (disk / "large").iterdir()] == ["file"]
+    assert (os.listdir(disk), os.listdir(link.parent)) == (["large"], ["target"])
+
+
+@pytest.mark.parametrize("name", [".", "../target", "../link"])
+def test_the_current_folder_is_not_pulled_away(tmp_path, monkeypatch, name):
+    (tmp_path / "target").mkdir()
+    (tmp_path / "link").symlink_to("target")
+    monkeypatch.chdir(tmp_path / "target")
+    with pytest.raises(ModelError, match=f"^{tmp_path}/target is the current folder .*; name a folder in it"):
+        build_once(Path(name), never, what="it", fault=fault)
+    assert (sorted(os.listdir(tmp_path)), os.listdir(".")) == (["link", "target"], [])
+    build_once(Path("model"), write_file, what="it", fault=fault)  # the way out
+    write_file(Path("."))
+    assert build_once(Path(name), never, what="it", fault=fault) == Path(name)  # nothing to replace
+
+
+def test_a_mount_point_is_refused_before_the_work(tmp_path, monkeypatch):
+    (tmp_path / "target").mkdir()
+    monkeypatch.setattr(Path, "is_mount", lambda path: path == tmp_path / "target")
+    with pytest.raises(ModelError, match=f"^{tmp_path}/target is a mount point .*; name a folder in it"):
+        build_once(tmp_path / "target", never, what="it", fault=fault)
+    assert os.listdir(tmp_path) == ["target"]
+    build_once(tmp_path / "target" / "model", write_file, what="it", fault=fault)
+
+
+def test_a_target_that_cannot_be_moved_after_all_stays_and_nothing_else_does(tmp_path, monkeypatch):
+    target, replace = tmp_path / "target", Path.replace
+    target.mkdir()
+    (target / "old").touch()
+
+    def busy(path: Path, to: Path) -> Path:
+        if path == target:
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(path))
+        return replace(path, to)
+
+    monkeypatch.setattr(Path, "replace", busy)
+    with pytest.raises(ModelError, match=rf"^The folder {tmp_path} cannot be written \(Device or resource busy\)"):
+        build_once(target, write_file, what="it", fault=fault, notify=lambda _: None)
+    assert (os.listdir(tmp_path), os.listdir(target)) == (["target"], ["old"])
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_what_somebody_put_there_meanwhile_is_theirs(tmp_path, there):
+    target = tmp_path / "target"
+    if there:
+        target.mkdir()
+
+    def build(work: Path) -> None:
+        write_file(work)
+        target.mkdir(exist_ok=True)
+        (target / "thesis").touch()
+
+    with pytest.raises(ModelError, match=rf"^The folder {tmp_path} cannot be written \(Directory not empty\)"):
+        build_once(target, build, what="it", fault=fault, notify=lambda _: None)
+    assert (os.listdir(tmp_path), os.listdir(target)) == (["target"], ["thesis"])
 
 
 def test_a_faulty_target_stays_when_its_successor_fails(tmp_path):

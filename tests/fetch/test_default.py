@@ -62,6 +62,15 @@ def test_the_bar_moves(wheels, cache, capfd):
     assert any(30 < percent <= 50 for percent in shown)
 
 
+def test_pip_does_not_import_what_the_current_folder_has(wheels, cache, tmp_path, monkeypatch):
+    source = make_wheel(wheels)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "random.py").write_text("raise SystemExit('not the one of the standard library')")
+    monkeypatch.chdir(tmp_path / "mine")
+    options = [*NOWHERE, "--find-links", "../wheels"]  # relative paths still start there
+    assert fetch(cache, progress=False, source=source, pip_options=options).read_bytes() == CONTENT
+
+
 def test_no_bar_unless_asked_for_or_on_a_terminal(wheels, cache, capfd):
     fetch(cache, source=make_wheel(wheels), pip_options=from_folder(wheels))
     assert capfd.readouterr().err == ""

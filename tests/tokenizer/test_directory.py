@@ -1,6 +1,7 @@
 """A tokenizer from a checkpoint folder: which file says what."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -102,6 +103,56 @@ def test_another_form_is_refused_with_the_way_out(folder):
 def test_damaged_files_are_named(folder, name, content):
     (folder / name).write_text(content)
     with pytest.raises(ModelError, match=name.replace(".", r"\.")):
+        from_directory(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value", "wanted"),
+    [
+        ("tokenizer_config", "eos_token", 7, "a string"),
+        ("tokenizer_config", "bos_token", ["<s>"], "a string"),
+        ("tokenizer_config", "eos_token", "\ud800", "a string"),
+        ("special_tokens_map", "bos_token", 1.5, "a string"),
+        ("tokenizer_config", "add_bos_token", "yes", "true or false"),
+        ("tokenizer_config", "chat_template", 7, "a string"),
+        ("tokenizer_config", "chat_template", {"default": "one"}, "a string"),
+        ("tokenizer_config", "chat_template", ["one"], "a list of objects with a name and a template"),
+        ("tokenizer_config", "chat_template", [{"template": "one"}], "a list of objects with a name and a template"),
+        ("tokenizer_config", "chat_template", [{"name": "default"}], "a list of objects with a name and a template"),
+        ("tokenizer_config", "chat_template", [{"name": "a", "template": 7}], "a list of objects with a name"),
+        ("generation_config", "eos_token_id", "2", "one or several integers"),
+        ("generation_config", "eos_token_id", [2, -1], "one or several integers from 0 to 2147483647"),
+        ("generation_config", "eos_token_id", [None], "one or several integers"),
+        ("generation_config", "bos_token_id", [1], "an integer from 0 to 2147483647"),
+        ("config", "eos_token_id", 2**40, "one or several integers"),
+        ("config", "bos_token_id", True, "an integer"),
+    ],
+)
+def test_fields_that_mean_nothing_are_named(folder, name, field, value, wanted):
+    write(folder, name, **{field: value})
+    told = f"{name}.json: {field}={value!r} must be"
+    with pytest.raises(ModelError, match=f"{folder.name} cannot be used: {re.escape(told)}.*{wanted}.*; correct"):
+        from_directory(folder)
+
+
+def test_a_token_without_a_text_is_named(folder):
+    write(folder, "tokenizer_config", eos_token={"content": 7})
+    with pytest.raises(ModelError, match=r"tokenizer_config\.json: eos_token\.content=7 must be a string"):
+        from_directory(folder)
+
+
+def test_all_fields_that_mean_nothing_come_in_one_error(folder):
+    write(folder, "tokenizer_config", eos_token=7, add_bos_token=1)
+    write(folder, "generation_config", eos_token_id="2")
+    with pytest.raises(ModelError) as caught:
+        from_directory(folder)
+    for reason in ("eos_token=7", "add_bos_token=1", "generation_config.json: eos_token_id='2'"):
+        assert reason in str(caught.value)
+
+
+def test_a_template_that_is_no_text_is_named(folder):
+    (folder / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(ModelError, match=r"chat_template\.jinja cannot be read as a template .*; fetch it again"):
         from_directory(folder)
 
 

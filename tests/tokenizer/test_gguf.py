@@ -1,6 +1,7 @@
 """Tokenizers rebuilt from GGUF files that are written here: both kinds, how text is cut, and damaged files."""
 
 import itertools
+import math
 import re
 import struct
 
@@ -29,7 +30,13 @@ def write(path, kind: str, tokens: list[str], types: list[int], **fields):
     writer.add_tokenizer_model(kind)
     writer.add_token_list(tokens)
     writer.add_token_types(types)
-    add = {bool: writer.add_bool, int: writer.add_uint32, str: writer.add_string, list: writer.add_array}
+    add = {
+        bool: writer.add_bool,
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        str: writer.add_string,
+        list: writer.add_array,
+    }
     for name, value in fields.items():
         key = "tokenizer.chat_template" if name == "chat_template" else f"tokenizer.ggml.{name}"
         add[type(value)](key, value)
@@ -156,18 +163,52 @@ def test_sentencepiece_merges_by_score(tmp_path_factory, longer, texts):
     [
         ({"pre": "martian"}, "tokenizer.ggml.pre = 'martian' is not supported; supported are deepseek-r1-qwen, "),
         ({"merges": ["h e", "h z"]}, r"1 merges use tokens .* such as \('h', 'z'\)"),
-        ({"eos_token_id": 999}, r"\[999\] are not"),
+        ({"eos_token_id": 999}, r"eos_token_id=999 must be an integer from 0 to 264"),
+        ({"eot_token_id": "262"}, r"eot_token_id='262' must be an integer from 0 to 264"),
+        ({"eom_token_id": 1.0}, r"eom_token_id=1.0 must be an integer"),
+        ({"bos_token_id": [260]}, r"bos_token_id=\[260\] must be an integer"),
+        ({"bos_token_id": True}, r"bos_token_id=True must be an integer"),
+        ({"add_bos_token": "yes"}, r"add_bos_token='yes' must be true or false"),
+        ({"pre": ["gpt-2"]}, r"pre=\['gpt-2'\] must be a string"),
+        ({"merges": [1, 2]}, r"merges=\[1, 2\] must be one or several strings"),
+        ({"merges": 7}, r"merges=7 must be one or several strings"),
+        ({"chat_template": 7}, r"tokenizer.chat_template=7 must be a string"),
+        ({"eos_token_id": 999, "pre": 7, "merges": 7}, r"eos_token_id=999 .*pre=7 .*merges=7 "),
     ],
 )
 def test_tables_that_do_not_fit_are_refused(tmp_path, fields, message):
     path = byte_level(tmp_path / "m.gguf", **fields)
-    with pytest.raises(ModelError, match=f"{re.escape(str(path))} cannot be used: .*{message}"):
+    with pytest.raises(ModelError, match=f"{re.escape(str(path))} cannot be used: .*{message}.*; fetch the file again"):
         from_gguf(path)
 
 
-def test_sentencepiece_needs_scores(tmp_path):
-    with pytest.raises(ModelError, match="260 tokens need as many scores, there are 1"):
-        from_gguf(sentencepiece(tmp_path / "m.gguf", {}, scores=[0.5]))
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"scores": [0.5]}, "260 tokens need as many tokenizer.ggml.scores, there are 1"),
+        ({"scores": ["a"] * 260}, "scores=.* must be one or several finite numbers"),
+        ({"scores": [math.nan] * 260}, "scores=.* must be one or several finite numbers"),
+        ({"unknown_token_id": 260}, "tokenizer.ggml.unknown_token_id=260 must be an integer from 0 to 259"),
+        ({"unknown_token_id": "<unk>"}, "unknown_token_id='<unk>' must be an integer"),
+        ({"add_space_prefix": 1}, "add_space_prefix=1 must be true or false"),
+    ],
+)
+def test_sentencepiece_needs_scores_and_ids_that_are_there(tmp_path, fields, message):
+    with pytest.raises(ModelError, match=f"cannot be used: .*{message}.*; fetch"):
+        from_gguf(sentencepiece(tmp_path / "m.gguf", {}, **fields))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "types", "message"),
+    [
+        (["a", "b"], [NORMAL], "2 tokens need as many tokenizer.ggml.token_type, there are 1"),
+        (["a", "b"], ["x", "y"], r"token_type=\['x', 'y'\] must be one or several integers"),
+        ([1, 2], [NORMAL, NORMAL], r"tokens=\[1, 2\] must be one or several strings"),
+    ],
+)
+def test_a_vocabulary_of_something_else_is_refused(tmp_path, tokens, types, message):
+    with pytest.raises(ModelError, match=f"cannot be used: .*{message}.*; fetch"):
+        from_gguf(write(tmp_path / "m.gguf", "gpt2", tokens, types))
 
 
 @pytest.mark.parametrize("kind", ["bert", "t5", "no_vocab"])
@@ -197,6 +238,7 @@ def test_every_way_to_cut_a_file_off_is_noticed(tmp_path):
         (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1 << 62), "cut off"),
         (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"k" + struct.pack("<IIQ", 9, 4, 1 << 62), "is not a whole"),
         (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 2) + b"\xff\xfe", "is not a whole"),
+        (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"k\x09\0\0\0" + struct.pack("<IQ", 9, 1) * 5000, "is not"),
     ],
 )
 def test_what_is_no_gguf_is_refused(tmp_path, content, message):

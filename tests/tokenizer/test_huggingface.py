@@ -62,6 +62,7 @@ def test_lone_surrogates_are_refused():
     [
         ({"eos_token_ids": (EOS, 999)}, r"must be ids of this tokenizer; \[999\] are not"),
         ({"bos_token_id": -1}, r"\[-1\] are not"),
+        ({"bos_token_id": 2**40}, r"\[1099511627776\] are not"),
         ({"bos_token_id": None, "add_bos": True}, "needs a BOS token"),
     ],
 )
@@ -99,13 +100,20 @@ def test_saved_and_loaded(tmp_path, add_bos):
     [
         ("jpaged_tokenizer.json", "{"),
         ("jpaged_tokenizer.json", '{"colour": 1}'),
+        ("jpaged_tokenizer.json", "[]"),
+        ("jpaged_tokenizer.json", "\xff"),
+        ("jpaged_tokenizer.json", '{"bos_token_id": true}'),
+        ("jpaged_tokenizer.json", '{"eos_token_ids": 7}'),
+        ("jpaged_tokenizer.json", '{"eos_token_ids": ["2"]}'),
+        ("jpaged_tokenizer.json", '{"add_bos": "yes"}'),
+        ("jpaged_tokenizer.json", '{"chat_template": 7}'),
         ("tokenizer.json", "{}"),
         ("tokenizer.json", None),
     ],
 )
 def test_damaged_files_are_named(tmp_path, name, content):
     make().save(tmp_path)
-    (tmp_path / name).unlink() if content is None else (tmp_path / name).write_text(content)
+    (tmp_path / name).unlink() if content is None else (tmp_path / name).write_bytes(content.encode("latin-1"))
     with pytest.raises(ValueError, match=f"{name} cannot be read"):
         HFTokenizer.load(tmp_path)
 

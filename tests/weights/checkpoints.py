@@ -17,6 +17,7 @@ from models.config import ModelConfig
 from models.conversions import llama
 from models.conversions.rules import array_dtypes, convert_tensors, plan
 from models.convert import open_source
+from models.llama import parameter_shapes
 
 # H = 6 query heads on K = 2 KV heads, so G = 3; H * D = 24 is not E.
 V, E, F, L, K, G, D = 11, 12, 10, 2, 2, 3, 4
@@ -160,7 +161,7 @@ def converted(path: Path) -> tuple[ModelConfig, dict[str, np.ndarray]]:
     """What a conversion of the checkpoint would store: the config, and the arrays by dotted path."""
     source = open_source(path)
     config, table, _ = llama.settle_tie(source)
-    shapes = llama.parameter_shapes(config)
+    shapes = parameter_shapes(config)
     steps = plan(source, table, shapes, config)
     return config, flat(convert_tensors(source, steps, shapes, array_dtypes(steps, source), config))
 

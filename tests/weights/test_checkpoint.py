@@ -135,7 +135,7 @@ def test_floats_are_cast_and_integers_are_not(saved: Path, dtype: Any):
 def test_what_cannot_be_saved(saved: Path, tmp_path: Path):
     with pytest.raises(CheckpointError, match="exists already"):
         weights.save(saved, TREE)
-    with pytest.raises(CheckpointError, match=r"Only arrays can be saved; a.b are none"):
+    with pytest.raises(CheckpointError, match=r"Only arrays can be saved; a.b are none. Try np.asarray"):
         weights.save(tmp_path / "x", {"a": {"b": "text"}})
     assert not (tmp_path / "x").exists()
 
@@ -149,9 +149,9 @@ def test_what_cannot_be_restored(saved: Path, mesh: Mesh, tmp_path: Path):
     with pytest.raises(CheckpointError, match="dtype='int8' must be a floating-point type"):
         weights.restore(saved, dtype="int8")
     everywhere = NamedSharding(mesh, PartitionSpec("model"))
-    with pytest.raises(CheckpointError, match=r"lacks \['embed.weight', .*has \['other'\] too many"):
+    with pytest.raises(CheckpointError, match=r"lacks \['embed.weight', .*has \['other'\] too many. Give one"):
         weights.restore(saved, shardings={"steps": everywhere, "other": everywhere})
-    with pytest.raises(CheckpointError, match=r"does not fit the checkpoint\. layers\.attn\.qkv\.weight: "):
+    with pytest.raises(CheckpointError, match=r"not fit the checkpoint\. layers\.attn\.qkv\.weight: .* Replicate"):
         # The last axis of qkv has 3 entries, for 2 devices.
         weights.restore(
             saved,
@@ -188,6 +188,13 @@ def test_all_damage_comes_in_one_error(saved: Path):
     with pytest.raises(CheckpointError) as caught:
         weights.abstract(saved)
     assert str(caught.value).count("is missing") == 3
+
+
+@pytest.mark.parametrize("content", ["[]", '{"a": "1"}', "7"])
+def test_an_inventory_of_something_else(saved: Path, content: str):
+    (saved / "inventory.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"inventory.json is not valid JSON of sizes; save or convert"):
+        weights.restore(saved)
 
 
 def test_checkpoints_of_others_have_no_inventory(saved: Path):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,6 +77,9 @@ def test_golden_configs(family: str):
         ({"hidden_act": "gelu"}, "hidden_act='gelu' is not supported"),
         ({"model_type": "qwen2"}, "model_type='qwen2' is not supported; supported are llama"),
         ({"model_type": None}, "model_type=None is not supported"),
+        ({"model_type": ["llama"]}, r"model_type=\['llama'\] must be a string"),
+        ({"architectures": 7}, "architectures=7 must be one or several strings"),
+        ({"architectures": ["LlamaForCausalLM", None]}, "must be one or several strings"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config is present"),
         ({"rope_interleaved": True}, "rope_interleaved=True is not supported"),
@@ -83,14 +87,20 @@ def test_golden_configs(family: str):
         ({"vocab_size": None}, "vocab_size is missing"),
         ({"vocab_size": "11"}, "vocab_size='11' must be an integer"),
         ({"vocab_size": 11.0}, "vocab_size=11.0 must be an integer"),
+        ({"vocab_size": 2**31}, "vocab_size=2147483648 must be from 1 to 2147483647"),
+        ({"head_dim": 2**24 + 2}, "head_dim=16777218 must be from 1 to 16777216"),
+        ({"hidden_size": 10**30}, "must be an integer of 64 bits"),
         ({"num_hidden_layers": True}, "num_hidden_layers=True must be an integer"),
-        ({"num_hidden_layers": 0}, "num_layers=0 must be at least 1"),
-        ({"num_attention_heads": 0, "head_dim": None}, "num_heads=0 must be at least 1"),
+        ({"num_hidden_layers": 0}, "num_layers=0 must be from 1 to"),
+        ({"num_attention_heads": 0, "head_dim": None}, "num_heads=0 must be from 1 to"),
         ({"num_key_value_heads": 4}, "num_heads=6 must be a multiple of num_kv_heads=4"),
         ({"head_dim": 3}, "head_dim=3 must be even"),
         ({"head_dim": None, "hidden_size": 13}, "hidden_size=13 must be a multiple of num_attention_heads=6"),
         ({"rms_norm_eps": 0.0}, "rms_norm_eps=0.0 must be positive"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps=nan must be a finite number"),
+        ({"rms_norm_eps": 10**400}, "must be a finite number"),
+        ({"rope_theta": -(10**400)}, "must be a finite number"),
+        ({"rope_scaling": {"type": "linear", "factor": 10**400}}, "must be a finite number"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings='yes' must be true or false"),
         ({"eos_token_id": [2, 11]}, r"tokens \[11\] are outside of vocab_size=11"),
         ({"eos_token_id": "2"}, "eos_token_id='2' must be one or several integers"),
@@ -119,31 +129,40 @@ def test_all_faults_come_in_one_error():
         assert str(caught.value).count(reason) == 1
 
 
-def test_json_round_trip():
+def test_json_round_trip(tmp_path: Path):
     config = from_hf(
         eos_token_id=[2, 3],
         bos_token_id=None,
         rope_scaling={"rope_type": "yarn", "factor": 4, "truncate": False, "mscale": 1.0},
     )
-    assert ModelConfig.from_json(config.to_json()) == config
+    assert read(tmp_path, config.to_json()) == config
     tabulated = dataclasses.replace(config, rope=RopeConfig(type="divisors", divisors=(1.0, 8.0)))
-    assert ModelConfig.from_json(tabulated.to_json()) == tabulated
+    assert read(tmp_path, tabulated.to_json()) == tabulated
 
 
-def test_json_that_is_not_ours():
+def read(folder: Path, text: str) -> ModelConfig:
+    (folder / "config.json").write_text(text)
+    return ModelConfig.read(folder / "config.json")
+
+
+def test_json_that_is_not_ours(tmp_path: Path):
     values = json.loads(from_hf().to_json())
     for text, reason in (
         ("{", "not valid JSON"),
-        ("[]", "JSON list and must be an object"),
+        ("[]", "must hold a JSON object, holds list"),
         (json.dumps(CONFIG), "reads 'jpaged-model', 1"),
         (json.dumps(values | {"version": 2}), "'version': 2"),
         (json.dumps(values | {"colour": "red"}), "colour is unknown"),
         (json.dumps(values | {"rope": values["rope"] | {"truncate": 1}}), "rope.truncate=1 must be true or false"),
         (json.dumps({k: v for k, v in values.items() if k != "head_dim"}), "head_dim is missing"),
         (json.dumps(values | {"head_dim": 5}), "head_dim=5 must be even"),
+        (json.dumps(values | {"rope": 7}), "rope=7 must be an object"),
+        (json.dumps(values | {"rope": values["rope"] | {"theta": -1}}), "rope theta=-1.0 must be positive"),
     ):
-        with pytest.raises(ModelError, match=reason):
-            ModelConfig.from_json(text)
+        with pytest.raises(ModelError, match=f"config.json .*{reason}.*; (convert|fetch) the (checkpoint|file) again"):
+            read(tmp_path, text)
+    with pytest.raises(ModelError, match=r"config.json is missing; give"):
+        ModelConfig.read(tmp_path / "nowhere" / "config.json")
 
 
 def test_gguf_says_what_it_says_and_the_rest_is_read_off_the_tensors():
@@ -197,6 +216,10 @@ def test_gguf_rope():
         ({"llama.rope.scaling.type": "linear"}, "scaling.factor is missing"),
         ({"llama.rope.scaling.yarn_log_multiplier": 0.1}, "yarn_log_multiplier=0.1 is not supported"),
         ({"llama.attention.layer_norm_rms_epsilon": None}, "layer_norm_rms_epsilon is missing"),
+        ({"general.architecture": ["llama"]}, "must be a string"),
+        ({"llama.block_count": -1}, "num_layers=-1 must be from 1 to"),
+        ({"tokenizer.ggml.eos_token_id": "2"}, "tokenizer.ggml.eos_token_id='2' must be an integer"),
+        ({"tokenizer.ggml.bos_token_id": 11}, r"tokens \[11\] are outside of vocab_size=11"),
     ],
 )
 def test_gguf_refusals(fields: dict[str, object], reason: str):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import shutil
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import models
 from jpaged import weights
 from models import convert as module
 from models.config import ModelConfig
@@ -20,7 +22,7 @@ from models.errors import ModelError
 from models.tokenizers import load_tokenizer
 from tests.fixtures import GOLDEN, smollm2_gguf
 from tests.scripts.running import Script, finish
-from tests.weights.checkpoints import CONFIG, converted, flat, tensors, write_gguf, write_hf
+from tests.weights.checkpoints import CONFIG, L, converted, flat, tensors, write_gguf, write_hf
 
 SCRIPT = Script("convert.py", {})
 
@@ -38,7 +40,7 @@ def test_what_is_in_it(form: str, tmp_path: Path):
     assert convert(source, target) == target
     assert is_converted(target)
     config, expected = converted(source)
-    assert ModelConfig.from_json((target / "config.json").read_text()) == config
+    assert ModelConfig.read(target / "config.json") == config
     found = flat(weights.restore(target / "weights"))
     assert found.keys() == expected.keys()
     for path, array in found.items():
@@ -92,14 +94,56 @@ def assert_usable(target: Path) -> None:
     assert module._fault(target) is None
 
 
-def test_fingerprints(tmp_path: Path):
+def test_keys_of_checkpoints(tmp_path: Path):
     a = write_hf(tmp_path / "a")
-    assert fingerprint(a) == fingerprint(Path(shutil.copytree(a, tmp_path / "b")))
+    b = Path(shutil.copytree(a, tmp_path / "b"))
+    assert fingerprint(a) == fingerprint(b)
+    (a / "README.md").write_text("no part of a conversion")
+    assert fingerprint(a) == fingerprint(b)
     held = tensors()
     held["model.norm.weight"][-1] += 1  # a small file is sampled whole
-    assert fingerprint(a) != fingerprint(write_hf(tmp_path / "c", held=held))
-    (a / "README.md").write_text("no part of a conversion")
-    assert fingerprint(a) == fingerprint(tmp_path / "b")
+    write_hf(b, held=held)
+    for file in b.iterdir():
+        shutil.copystat(a / file.name, file)  # so that the times do not tell
+    assert fingerprint(a) != fingerprint(b)
+
+
+def test_a_change_that_no_sample_reads_is_another_key(tmp_path: Path):
+    file = tmp_path / "model.gguf"
+    file.write_bytes(bytes(1 << 23))  # 256 samples of 4 KiB, 32 KiB apart
+    before, changed = fingerprint(file), file.stat().st_mtime_ns
+    assert fingerprint(file) == before
+    with open(file, "r+b") as data:
+        data.seek(5000)  # between the first sample and the second
+        data.write(b"x")
+    os.utime(file, ns=(changed, changed + 1))
+    assert fingerprint(file) != before
+    os.utime(file, ns=(changed, changed))  # what the key cannot tell
+    assert fingerprint(file) == before
+    file.write_bytes(bytes((1 << 23) + 1))
+    os.utime(file, ns=(changed, changed))
+    assert fingerprint(file) != before
+
+
+def test_a_source_that_changed_in_place_is_converted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(module, "_SAMPLES", 1)
+    monkeypatch.setattr(module, "_SAMPLE_BYTES", 8)  # of the weights, the length of their table
+    source = write_hf(tmp_path / "hf")
+    for step in (0, 1):
+        write_hf(source, held={name: tensor + step for name, tensor in tensors().items()})
+        os.utime(source / "model.safetensors", ns=(step, step))
+        loaded = models.load(str(source), dtype="float32", progress=False)
+        expected = tensors()["model.norm.weight"] + step
+        np.testing.assert_array_equal(np.asarray(loaded.weights["final_norm"]["scale"]), expected)
+
+
+def test_a_copy_with_times_of_its_own_is_refused_where_the_target_was_named(tmp_path: Path):
+    source, target = write_hf(tmp_path / "hf"), convert(tmp_path / "hf", tmp_path / "target")
+    os.utime(source / "model.safetensors", ns=(1, 1))
+    with pytest.raises(ModelError, match=r"if only in its files' times; remove it, or convert elsewhere"):
+        convert(source, target)
+    assert_usable(target)
 
 
 @pytest.mark.parametrize("kind", ["file", "directory", "link"])
@@ -124,7 +168,58 @@ def test_an_empty_directory_serves(tmp_path: Path):
     assert_usable(tmp_path / "target")
 
 
-@pytest.mark.parametrize("damage", ["version", "weights", "record"])
+@pytest.mark.parametrize("name", [".", "../link"])
+def test_the_current_folder_is_refused_before_anything_is_read(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    source, target = write_hf(tmp_path / "hf", CONFIG, {}), tmp_path / "target"  # without tensors: reading would tell
+    target.mkdir()
+    (tmp_path / "link").symlink_to("target")
+    monkeypatch.chdir(target)
+    with pytest.raises(ModelError, match=r"target is the current folder .*; name a folder in it that does not exist"):
+        convert(source, Path(name))
+    assert sorted(file.name for file in tmp_path.rglob("*") if file.parent != source) == ["hf", "link", "target"]
+    write_hf(source)
+    assert_usable(convert(source, Path("model")))
+
+
+def test_a_link_to_an_empty_directory_fills_that(tmp_path: Path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "target").symlink_to("disk")
+    source = write_hf(tmp_path / "hf")
+    assert convert(source, tmp_path / "target", notify=lambda note: None) == tmp_path / "target"
+    assert (tmp_path / "target").is_symlink()
+    assert_usable(tmp_path / "disk")
+    convert(source, tmp_path / "target")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["disk", "hf", "target"]
+
+
+@pytest.mark.parametrize("more", [-1, 1])
+def test_a_directory_that_is_named_must_fit_its_config(more: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    target = convert(write_hf(tmp_path / "hf"), tmp_path / "target")
+    (target / "conversion.json").unlink()  # where it came from is of no interest here
+    models.load(str(target), dtype="float32")
+    values = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(values | {"num_layers": L + more}))
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("read before it was checked")
+
+    monkeypatch.setattr(weights, "restore", never)
+    told = rf"target cannot be used: its weights do not fit its config \(6 arrays\): .* is \({L}, .* be \({L + more}, "
+    with pytest.raises(ModelError, match=told):
+        models.load(str(target), dtype="float32")
+
+
+@pytest.mark.parametrize(("gone", "reason"), [("weights", "is no directory"), ("weights/embed.weight", "is missing")])
+def test_a_directory_that_is_named_must_be_whole(gone: str, reason: str, tmp_path: Path):
+    target = convert(write_hf(tmp_path / "hf"), tmp_path / "target")
+    shutil.rmtree(target / gone)
+    with pytest.raises(ModelError, match=f"weights.* {reason}"):
+        models.load(str(target), dtype="float32")
+
+
+@pytest.mark.parametrize("damage", ["version", "weights", "record", "half a record"])
 def test_a_damaged_conversion_is_made_anew(damage: str, tmp_path: Path):
     source, target = write_hf(tmp_path / "hf"), tmp_path / "target"
     convert(source, target)
@@ -133,8 +228,10 @@ def test_a_damaged_conversion_is_made_anew(damage: str, tmp_path: Path):
         (target / "config.json").write_text(json.dumps(values | {"version": 0}))
     elif damage == "weights":
         shutil.rmtree(target / "weights" / "embed.weight")
-    else:
+    elif damage == "record":
         (target / "conversion.json").unlink()
+    else:
+        (target / "conversion.json").write_text('{"source": "hf"')
     said, options = notes()
     convert(source, target, **options)
     assert len(said) == 1 and "making it anew" in said[0]
@@ -147,7 +244,7 @@ def test_a_head_that_contradicts_the_config_is_noted(tmp_path: Path):
     said, options = notes()
     target = convert(write_hf(tmp_path / "hf", tied, held), tmp_path / "target", **options)
     assert len(said) == 1 and "says tie_word_embeddings and holds an lm_head.weight of its own" in said[0]
-    assert not ModelConfig.from_json((target / "config.json").read_text()).tie_word_embeddings
+    assert not ModelConfig.read(target / "config.json").tie_word_embeddings
 
 
 def test_a_failed_conversion_leaves_nothing(tmp_path: Path):
@@ -194,6 +291,13 @@ class TestScript:
         imported = {line.rpartition("|")[2].strip() for line in done.err.splitlines()}
         assert "absl" in imported and not imported & {"jax", "numpy", "models", "jpaged"}
 
+    def test_a_source_that_is_not_there_is_said_before_jax_is_met(self, tmp_path: Path):
+        arguments = f"--source={tmp_path}/nowhere", f"--target={tmp_path}/t"
+        done = SCRIPT.run(*arguments, environment={"PYTHONPROFILEIMPORTTIME": "1"})
+        assert done.status == 2 and f"There is no {tmp_path}/nowhere; give a" in done.err
+        imported = {line.rpartition("|")[2].strip() for line in done.err.splitlines()}
+        assert "absl" in imported and not imported & {"jax", "numpy", "models", "jpaged"}
+
     def test_smollm2(self, tmp_path: Path):
         target = tmp_path / "smollm2"
         done = SCRIPT.run(f"--source={smollm2_gguf()}", f"--target={target}")
@@ -210,6 +314,8 @@ class TestScript:
             (["--source=nowhere", "--target=t"], "There is no nowhere"),
             (["--source=nowhere", "--target=t", "--dtype=int8"], "dtype"),
             (["--sauce=nowhere"], "sauce"),
+            (["--source=~no-such-user-of-this-machine/m", "--target=t"], "There is no ~no-such-user"),
+            ([f"--source={GOLDEN}", "--target=~no-such-user-of-this-machine/t"], "write that folder out"),
         ],
     )
     def test_errors_are_one_line_and_status_2(self, arguments: list[str], reason: str):

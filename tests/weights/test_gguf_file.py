@@ -173,3 +173,22 @@ def test_smollm2():
     assert len(source.tensors) == 272
     norms = source.read("blk.7.attn_norm.weight")
     assert norms.shape == (576,) and np.isfinite(norms).all() and norms.std() > 0
+
+
+def test_what_is_wrong_names_the_file_and_the_way_out(tmp_path: Path):
+    path = write_gguf(tmp_path / "model.gguf", extra={"llama.expert_count": 8, "llama.rope.freq_base": "high"})
+    with pytest.raises(ModelError) as caught:
+        open_source(path)
+    text = str(caught.value)
+    assert text.startswith(f"{path} cannot be used: ") and "; correct it or fetch it again" in text
+    assert "llama.expert_count=8 is not supported" in text
+    assert "llama.rope.freq_base='high' must be a finite number" in text
+
+
+def test_scaling_of_another_shape_is_counted(tmp_path: Path):
+    held = as_gguf(tensors()) | {"rope_freqs.weight": np.ones((2, 2), np.float32)}
+    with pytest.raises(ModelError, match=r"rope has 4 divisors where head_dim=4 needs half as many"):
+        open_source(write_gguf(tmp_path / "model.gguf", CONFIG, held))
+    held["rope_freqs.weight"] = np.array([1, np.inf], np.float32)
+    with pytest.raises(ModelError, match=r"rope divisors must be positive numbers"):
+        open_source(write_gguf(tmp_path / "model.gguf", CONFIG, held))

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from models.conversions.llama import parameter_shapes
 from models.convert import open_source
 from models.errors import ModelError
+from models.llama import parameter_shapes
 from tests.fixtures import GOLDEN
-from tests.weights.checkpoints import CONFIG, D, E, F, H, K, L, converted, tensors, write_hf
+from tests.weights.checkpoints import CONFIG, D, E, F, G, H, K, L, V, converted, tensors, write_hf
 
 BFLOAT16 = ml_dtypes.bfloat16
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -87,7 +87,6 @@ def test_placement(fields: dict[str, Any], shards: int, tmp_path: Path):
     wanted = CONFIG | fields
     held = tensors(wanted)
     config, found = converted(write_hf(tmp_path, wanted, shards=shards))
-    assert {path: array.shape for path, array in found.items()} == parameter_shapes(config)
     check_placement(found, held, (L, config.num_kv_heads, H // config.num_kv_heads, config.head_dim))
 
 
@@ -103,6 +102,24 @@ def test_parameter_shapes():
         "layers.mlp.down.weight": (3, 64, 96),
         "final_norm.scale": (64,),
         "lm_head.weight": (320, 64),
+    }
+
+
+def test_parameter_shapes_with_biases_and_a_tie(tmp_path: Path):
+    fields = {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}
+    assert parameter_shapes(open_source(write_hf(tmp_path, CONFIG | fields)).config) == {
+        "embed.weight": (V, E),
+        "layers.attn_norm.scale": (L, E),
+        "layers.attn.qkv.weight": (L, K, (G + 2) * D, E),
+        "layers.attn.qkv.bias": (L, K, (G + 2) * D),
+        "layers.attn.out.weight": (L, E, H * D),
+        "layers.attn.out.bias": (L, E),
+        "layers.mlp_norm.scale": (L, E),
+        "layers.mlp.gate_up.weight": (L, 2, F, E),
+        "layers.mlp.gate_up.bias": (L, 2, F),
+        "layers.mlp.down.weight": (L, E, F),
+        "layers.mlp.down.bias": (L, E),
+        "final_norm.scale": (E,),
     }
 
 
@@ -259,7 +276,8 @@ def test_directories_that_are_no_checkpoint(tmp_path: Path):
     (tmp_path / "pytorch_model.bin").unlink()
     with pytest.raises(ModelError, match=r"neither model.safetensors nor"):
         open_source(tmp_path)
-    for text, reason in (("{", "not valid JSON"), ("[]", "holds list"), ("\xff", "not valid JSON")):
+    invalid = ("{", "\xff", "[" * 10**5)
+    for text, reason in (*((text, "not valid JSON") for text in invalid), ("[]", "holds list")):
         (tmp_path / "config.json").write_text(text, encoding="latin-1")
         with pytest.raises(ModelError, match=reason):
             open_source(tmp_path)
@@ -270,3 +288,32 @@ def test_generation_config_knows_more_about_the_end(tmp_path: Path):
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [2, 7], "bos_token_id": 9}')
     config = open_source(tmp_path).config
     assert (config.bos_token_id, config.eos_token_ids) == (1, (2, 7))
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "reason"),
+    [
+        ("config.json", {"vocab_size": "11"}, "vocab_size='11' must be an integer"),
+        ("config.json", {"eos_token_id": [2, V]}, f"[{V}] are outside of vocab_size={V}"),
+        ("generation_config.json", {"eos_token_id": "2"}, "eos_token_id='2' must be one or several integers"),
+        ("generation_config.json", {"eos_token_id": V}, f"[{V}] are outside of vocab_size={V}"),
+    ],
+)
+def test_what_is_wrong_names_the_file_and_the_way_out(name: str, fields: dict[str, Any], reason: str, tmp_path: Path):
+    write_hf(tmp_path)
+    held = json.loads((tmp_path / name).read_text()) if name == "config.json" else {}
+    (tmp_path / name).write_text(json.dumps(held | fields))
+    with pytest.raises(ModelError, match=f"{re.escape(name)}.* cannot be used: .*{re.escape(reason)}.*; correct it"):
+        open_source(tmp_path)
+
+
+def test_more_layers_than_tensors_are_refused_before_they_are_listed(tmp_path: Path):
+    write_hf(tmp_path, CONFIG | {"num_hidden_layers": 2**24}, tensors())
+    with pytest.raises(ModelError, match=r"says 16777216 layers, and it has 21 tensors in all; correct its config"):
+        converted(tmp_path)
+
+
+def test_a_model_of_no_size_at_all_is_refused_before_it_is_made(tmp_path: Path):
+    write_hf(tmp_path, CONFIG | {"hidden_size": 2**24, "intermediate_size": 2**24}, tensors())
+    with pytest.raises(ModelError, match=r"asks for 1\.7e\+15 numbers; correct its config"):
+        converted(tmp_path)

@@ -56,7 +56,7 @@ def test_unstacked_matrices_are_the_stacks_own_memory_and_vectors_stay():
     np.testing.assert_array_equal(stack(cut)["weight"], layers["weight"])
 
 
-def test_no_layer_is_copied_on_a_cpu():
+def test_no_layer_is_copied_on_a_cpu(no_executable_cache: None):
     layers, x = stacks.unstack(stacked()), jnp.ones((1, WIDTH))
     compiled = jax.jit(run).lower(layers, x).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < layers["weight"].of_layer[0].nbytes
