@@ -3,10 +3,10 @@
     python scripts/bench_host.py
     python scripts/bench_host.py --slots=64 --decode_steps=1,8 --json
 
-Host work is scheduling, packing the plan, sending it, reading the step before and handing its tokens to the requests.
-It is timed with a device that answers at once, so nothing of a model is in it; text is timed apart, with a tokenizer of
-bytes. The allocator's functions are timed alone, with every slot taking part and crossing a block border. Figures are
-medians.
+Host work is scheduling, packing the plan, and handing the tokens of the step before to the requests. It is timed with a
+device that answers at once, so nothing of a model is in it, nor of moving plans and tokens to and from a device; text
+is timed apart, with a tokenizer of bytes. The allocator's functions are timed alone, with every slot taking part and
+crossing a block border. Figures are medians.
 
 --json prints one object: slots, host (for each number of decode steps in a dispatch, microseconds of a dispatch, of a
 decode step, of a dispatch that starts sequences, and of text), num_blocks, allocator_slots, allocator_ms, and targets.
@@ -20,6 +20,7 @@ from typing import Any
 from absl import flags
 
 from common import command
+from jpaged.config import EngineConfig
 
 STEP_TARGET_US = 300.0  # of host work in a step, at 256 slots, text apart
 APPEND_TARGET_MS = 2.0  # at 65,536 blocks and 512 slots
@@ -40,24 +41,22 @@ GROUPS = {
 
 def main() -> int:
     counts = decode_steps()
-    if _NUM_BLOCKS.value < 2 * _ALLOCATOR_SLOTS.value:
-        raise ValueError(f"num_blocks={_NUM_BLOCKS.value} must be two for each of the {_ALLOCATOR_SLOTS.value} slots")
-    from benchmarks import host
+    check_blocks()
+    command.start_jax()
+    check_output_len(max(counts))
+    from benchmarks import allocator, host_report
 
+    host = {str(steps): host_us(steps) for steps in counts}
+    seconds = allocator.call_seconds(_NUM_BLOCKS.value, _ALLOCATOR_SLOTS.value, _REPEATS.value)
     record: dict[str, Any] = {
         "slots": _SLOTS.value,
-        "host": {str(steps): host_us(steps) for steps in counts},
+        "host": host,
         "num_blocks": _NUM_BLOCKS.value,
         "allocator_slots": _ALLOCATOR_SLOTS.value,
-        "allocator_ms": {
-            name: round(1e3 * seconds, 4)
-            for name, seconds in host.allocator_seconds(
-                _NUM_BLOCKS.value, _ALLOCATOR_SLOTS.value, _REPEATS.value
-            ).items()
-        },
+        "allocator_ms": {name: round(1e3 * each, 4) for name, each in seconds.items()},
         "targets": {"step_us": STEP_TARGET_US, "append_ms": APPEND_TARGET_MS},
     }
-    print(json.dumps(record) if _JSON.value else text(record))
+    print(json.dumps(record) if _JSON.value else host_report.text(record))
     return command.OK
 
 
@@ -65,12 +64,54 @@ def decode_steps() -> list[int]:
     """The numbers of --decode_steps.
 
     Raises:
-      ValueError: some of them are none.
+      ValueError: some of them are none, or more than an engine makes.
     """
     wrong = [given for given in _DECODE_STEPS.value if not (given.isdecimal() and int(given))]
     if wrong or not _DECODE_STEPS.value:
         raise ValueError(f"decode_steps={','.join(_DECODE_STEPS.value)!r} must be positive numbers; try 1,8")
-    return [int(given) for given in _DECODE_STEPS.value]
+    counts = [int(given) for given in _DECODE_STEPS.value]
+    EngineConfig(decode_steps=max(counts))  # refuses what is too much, and names the flag
+    return counts
+
+
+def check_blocks() -> None:
+    """Before anything is measured.
+
+    Raises:
+      ValueError: the pool is too small for every slot to cross a block border.
+    """
+    blocks, slots = _NUM_BLOCKS.value, _ALLOCATOR_SLOTS.value
+    if blocks < 2 * slots:
+        raise ValueError(
+            f"num_blocks={blocks} must be two for each of the {slots} slots; "
+            f"try --num_blocks={2 * slots} or --allocator_slots={blocks // 2}"
+        )
+
+
+def check_output_len(steps: int) -> None:
+    """Before anything is measured.
+
+    Args:
+      steps: The most decode steps of a dispatch.
+
+    Raises:
+      ValueError: the first sequences would be over before the last have started, or there is no room for all.
+    """
+    from benchmarks import host
+
+    slots, given = _SLOTS.value, _OUTPUT_LEN.value
+    least, most = host.output_lens(slots, steps)
+    setting = f"--slots={slots} and --decode_steps={steps}"
+    if least > most:
+        raise ValueError(
+            f"{setting} want at least {least} tokens of each sequence, and the benchmark has room for {max(0, most)}; "
+            "try fewer --slots or --decode_steps"
+        )
+    if not least <= given <= most:
+        raise ValueError(
+            f"output_len={given} must be from {least} to {most} with {setting}, so that all sequences decode together "
+            f"and have room; try --output_len={min(max(given, least), most)}, or other --slots or --decode_steps"
+        )
 
 
 def host_us(steps: int) -> dict[str, float]:
@@ -86,31 +127,6 @@ def host_us(steps: int) -> dict[str, float]:
         "admitting": round(1e6 * plain["admit"], 1),
         "text": round(1e6 * (with_text["decode"] - plain["decode"]), 1),
     }
-
-
-def text(record: dict[str, Any]) -> str:
-    """The same for people."""
-    from benchmarks.report import table, verdict
-
-    rows: list[tuple[str, ...]] = [
-        ("decode steps a dispatch", "dispatch", "a step", "dispatch that starts sequences", "text of a dispatch")
-    ]
-    for steps, found in record["host"].items():
-        rows.append((steps, *(f"{found[kind]:,.0f} µs" for kind in ("dispatch", "step", "admitting", "text"))))
-    least = min(found["step"] for found in record["host"].values())
-    append = record["allocator_ms"]["append"]
-    calls = [("allocator", "a call"), *((name, f"{ms:.2f} ms") for name, ms in record["allocator_ms"].items())]
-    return "\n".join(
-        [
-            f"host work, {record['slots']} sequences decoding",
-            table(rows),
-            f"{least:,.0f} µs a step{verdict(least, STEP_TARGET_US, at_most=True)}",
-            "",
-            f"{record['num_blocks']:,} blocks, {record['allocator_slots']} slots",
-            table(calls),
-            f"append {append:.2f} ms{verdict(append, APPEND_TARGET_MS, at_most=True)}",
-        ]
-    )
 
 
 if __name__ == "__main__":

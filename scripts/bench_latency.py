@@ -19,6 +19,7 @@ end_to_end_ms.
 from __future__ import annotations
 
 import json
+import math
 
 from absl import flags
 
@@ -26,8 +27,12 @@ from benchmarks import running, workload_flags
 from common import command, model_flags
 from common.progress import Progress
 
+LEAST_RATE = 0.001  # with which a request comes every quarter of an hour; with less, one waits for nothing
+
 _CASE = flags.DEFINE_enum("case", "mixed", ("single", "parallel16", "mixed"), "The requests.")
-_RATE = flags.DEFINE_float("rate", 0.0, "Requests a second, on average; 0 is all at once.", lower_bound=0.0)
+_RATE = flags.DEFINE_float(
+    "rate", 0.0, f"Requests a second, on average: 0 is all at once, else at least {LEAST_RATE:g}."
+)
 
 GROUPS = {
     "Workload": ("case", *workload_flags.WORKLOAD, "rate", "seed"),
@@ -39,21 +44,38 @@ GROUPS = {
 
 def main() -> int:
     case = workload_flags.case(_CASE.value)
+    requested = rate()
+    running.given()  # before the model is loaded for nothing
     llm = running.engine(case, None)
-    from benchmarks import report, turns, workloads
+    from benchmarks import records, report, turns, workloads
     from benchmarks.results import Results
 
     workload = running.workload(case, llm)
-    arrivals = workloads.arrivals(len(workload.prompts), _RATE.value, flags.FLAGS.seed)
+    arrivals = workloads.arrivals(len(workload.prompts), requested, flags.FLAGS.seed)
     results = Results(running.setting(_CASE.value, llm), workload)
     repeats = flags.FLAGS.repeats
     with Progress("measuring", 2 + 2 * repeats, "runs") as bar:
-        turns.latency(results, llm, running.clock, arrivals, repeats, running.counter(bar))
+        turns.latency(results, llm, arrivals, repeats, running.counter(bar))
     if flags.FLAGS.json:
-        print(json.dumps(report.latency_json(results, _RATE.value)))
+        print(json.dumps(records.latency(results, requested)))
     else:
-        print(report.latency_text(results, f"{_CASE.value}: {case.about}", _RATE.value))
+        print(report.latency(results, f"{_CASE.value}: {case.about}", requested))
     return command.OK
+
+
+def rate() -> float:
+    """The value of --rate.
+
+    Raises:
+      ValueError: it is none, or requests would come for ever.
+    """
+    given = _RATE.value
+    if given != 0 and not LEAST_RATE <= given < math.inf:
+        raise ValueError(
+            f"rate={given:g} must be a finite number of requests a second, at least {LEAST_RATE:g}; "
+            "try --rate=2, or --rate=0 for all at once"
+        )
+    return given
 
 
 if __name__ == "__main__":

@@ -112,8 +112,7 @@ def decode(llm: LLM, found: Sequence[Result], loading: float) -> int:
     counted = len(running) if len(running) > 1 else None
     with Progress("answering", counted, "prompts") as progress, Interrupt() as interrupt:
         printer = _printer(found, progress)
-        for request in running:
-            engine.add(request)
+        engine.add(*running)
         while engine.has_work and not interrupt.wanted:
             changed = step()
             interrupt.worth_saving |= bool(changed)

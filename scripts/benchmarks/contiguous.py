@@ -5,6 +5,8 @@ first in JAX, written well: prompts are padded to the longest of their batch and
 steps a dispatch in a loop on the device, attention is one batched product a layer and reads no further than the longest
 sequence has come (rounded up to a power of two). What it cannot do is let a request leave before its batch, or take
 another in: memory and time are those of the longest.
+
+Here P counts positions that attention reads, Q queries of a row, and X those of a row that read one KV head.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from jax import lax
 from jaxtyping import Array, Float, Float32, Int32
 
 from jpaged import cache as kv
-from jpaged import sizing
+from jpaged import dtypes
 from jpaged.cache import KVCache, KVLayout, Scalar
 from jpaged.config import DType
 from jpaged.model import AttentionView, LoadedModel
@@ -89,10 +91,8 @@ class StaticBatches:
     def __init__(self, loaded: LoadedModel, *, slots: int, max_len: int, dtype: DType, decode_steps: int):
         self._loaded, self._decode_steps = loaded, decode_steps
         spec = loaded.model.spec
-        self._rows = max(slots, sizing.min_rows(dtype))
+        self._rows = max(slots, dtypes.min_rows(dtype))
         self._max_len = -(-max_len // PROMPT_MULTIPLE) * PROMPT_MULTIPLE
-        tokenizer = loaded.tokenizer
-        self._vocab = spec.vocab_size if tokenizer is None else min(spec.vocab_size, tokenizer.vocab_size)
         layout = KVLayout(
             num_layers=spec.num_layers,
             num_blocks=self._rows,
@@ -221,7 +221,7 @@ class StaticBatches:
         )
 
     def _greedy(self, weights: Any, hidden_SE: Array) -> Int32[Array, " S"]:
-        logits_SV = self._loaded.model.logits(weights, hidden_SE)[:, : self._vocab]
+        logits_SV = self._loaded.model.logits(weights, hidden_SE)[:, : self._loaded.sampled_vocab]
         return jnp.argmax(logits_SV, axis=-1).astype(jnp.int32)
 
 

@@ -18,6 +18,7 @@ from models import stacks
 from models.config import ModelConfig
 from models.conversions import llama
 from models.errors import ModelError
+from models.llama import parameter_shapes
 
 
 def export(loaded: LoadedModel, folder: Path) -> None:
@@ -32,9 +33,9 @@ def export(loaded: LoadedModel, folder: Path) -> None:
 
 def hf_tensors(config: ModelConfig, weights: Any) -> dict[str, np.ndarray]:
     """Every tensor by its Hugging Face name, float32."""
-    tensors = {}
+    tensors, held = {}, parameter_shapes(config)
     for rule in llama.HF.rules:
-        if rule.target not in llama.parameter_shapes(config):
+        if rule.target not in held:
             continue
         path = rule.target.split(".")
         if path[0] == "layers":
@@ -50,7 +51,7 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
     """The config as transformers reads it.
 
     Raises:
-      ModelError: a rotary embedding that only GGUF files have.
+      ModelError: a rotary embedding of another type than default, linear and llama3.
     """
     if config.rope.type not in ("default", "linear", "llama3"):
         raise ModelError(

@@ -1,107 +1,76 @@
-"""Times of what the host does in each step, and of the allocator's functions on the device."""
+"""Times of what the host does in each step. No step runs on a device."""
 
 from __future__ import annotations
 
-import functools
 import statistics
 import time
-from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
-from jpaged import tables
-from jpaged.config import SamplingParams
+from jpaged.config import EngineConfig, SamplingParams
+from jpaged.engine import MAX_ADMISSIONS
 from jpaged.llm import LLM
 from jpaged.model import LoadedModel, ModelSpec
-from jpaged.tables import PagedState
 from jpaged.tokenizer import Tokenizer
 
 from .instant import InstantSteps
 
 PROMPT_LEN = 16
-BLOCK_SIZE = 16
+MOST_TOKENS = 2**24  # of all sequences together, prompts included: the engine has arrays for them on the device
 
 
 class _NoModel:
-    """As much of a `Model` as an engine needs whose steps never run."""
+    """As much of a `Model` as an engine needs whose steps never run. Nobody fills its KV, so that is small."""
 
-    spec = ModelSpec("nothing", num_layers=1, num_kv_heads=1, head_dim=8, vocab_size=258, max_model_len=4096)
+    def __init__(self, max_model_len: int):
+        self.spec = ModelSpec(
+            "nothing", num_layers=1, num_kv_heads=1, head_dim=1, vocab_size=258, max_model_len=max_model_len
+        )
+
+
+def output_lens(slots: int, decode_steps: int) -> tuple[int, int]:
+    """The least and the most tokens of a request with which `step_seconds` has something to time.
+
+    Few start in a step, and whoever has started gets a token a step. Once the last has begun, the first must still have
+    tokens to go for two dispatches: one is timed, and meanwhile the other is read.
+    """
+    admissions = -(-slots // MAX_ADMISSIONS)
+    return admissions + decode_steps + 1, MOST_TOKENS // slots - PROMPT_LEN
 
 
 def step_seconds(slots: int, decode_steps: int, output_len: int, tokenizer: Tokenizer | None) -> dict[str, float]:
-    """Host seconds of a dispatch: "decode" with all slots decoding, "admit" with sequences starting.
+    """Host seconds of a dispatch: "decode" with all slots decoding, "admit" with sequences starting. Medians.
 
-    A dispatch is scheduled, packed into a plan, sent, and the one before is read and handed to its requests. Medians.
+    A dispatch is scheduled and packed into a plan, and the tokens of the one before are handed to its requests.
 
     Args:
       slots: Sequences at once, and requests.
       decode_steps: Of one dispatch.
-      output_len: Tokens of each request.
+      output_len: Tokens of each request; see `output_lens`.
       tokenizer: None leaves text out.
     """
-    model: Any = _NoModel()
+    model: Any = _NoModel(PROMPT_LEN + output_len)
     loaded = LoadedModel(model, {"nothing": jnp.zeros(1)}, tokenizer, None)
-    most = PROMPT_LEN + output_len
-    llm = LLM(loaded, dtype="float32", max_num_seqs=slots, max_model_len=most, decode_steps=decode_steps)
+    # Room for those that run and for those that start, so that no prompt has to be taken in chunks.
+    tokens = max(EngineConfig.max_num_batched_tokens, slots + MAX_ADMISSIONS * PROMPT_LEN)
+    llm = LLM(loaded, dtype="float32", max_num_seqs=slots, max_num_batched_tokens=tokens, decode_steps=decode_steps)
     engine = llm.engine
     steps: Any = InstantSteps(engine, output_len)
     engine.steps = steps
     params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=output_len)
-    for request in llm.make_requests([[1] * PROMPT_LEN] * slots, params):
-        engine.add(request)
+    engine.add(*llm.make_requests([[1] * PROMPT_LEN] * slots, params))
     found: dict[str, list[float]] = {"decode": [], "admit": []}
     while engine.has_work:
-        begin, before = time.perf_counter(), steps.seconds
+        known, answering = len(steps.plans), steps.seconds
+        begin = time.perf_counter()
         changed = engine.step()
-        seconds = time.perf_counter() - begin - (steps.seconds - before)
-        if not steps.decoded:
+        seconds = time.perf_counter() - begin - (steps.seconds - answering)
+        if len(steps.plans) == known:  # nothing was dispatched, only read
+            continue
+        kind, rows = steps.plans[-1]
+        if kind == "prefill":
             found["admit"].append(seconds)
-        elif len(changed) == slots:
+        elif steps.plans[-2][0] == "decode" and rows == len(changed) == slots:
             found["decode"].append(seconds)
     return {kind: statistics.median(seconds) for kind, seconds in found.items()}
-
-
-def allocator_seconds(num_blocks: int, slots: int, repeats: int) -> dict[str, float]:
-    """Seconds of the allocator's functions, called alone with all slots taking part; medians.
-
-    Every sequence crosses a block border in each `append` and `grow`, and every block comes back in `free`.
-    """
-    columns = num_blocks // slots
-    every_S = jnp.full(slots, BLOCK_SIZE, jnp.int32)
-    full = _jitted(functools.partial(tables.append, max_new=columns * BLOCK_SIZE))
-    empty = _jitted(lambda: tables.create(num_blocks, slots, columns, BLOCK_SIZE))
-    plan = tables.idle_plan(empty()).replace(new_S=every_S)
-
-    def filled() -> PagedState:
-        return full(empty(), every_S * (columns - 1))[0]
-
-    def border() -> PagedState:
-        return full(empty(), every_S)[0]
-
-    timed: dict[str, tuple[Callable[..., Any], Callable[[], PagedState], tuple]] = {
-        "append": (functools.partial(tables.append, max_new=BLOCK_SIZE), border, (every_S,)),
-        "grow": (functools.partial(tables.grow, max_new=BLOCK_SIZE), border, (every_S,)),
-        "apply": (functools.partial(tables.apply, max_new=BLOCK_SIZE), border, (plan,)),
-        "copy_on_write": (tables.copy_on_write, border, (every_S > 0,)),
-        "free": (tables.free, filled, (every_S > 0,)),
-    }
-    return {
-        name: _median(jax.jit(run, donate_argnums=0), state, args, repeats)
-        for name, (run, state, args) in timed.items()
-    }
-
-
-def _median(run: Callable[..., Any], state: Callable[[], PagedState], args: tuple, repeats: int) -> float:
-    found = []
-    for _ in range(repeats + 1):  # the first compiles
-        donated = jax.block_until_ready(state())
-        begin = time.perf_counter()
-        jax.block_until_ready(run(donated, *args))
-        found.append(time.perf_counter() - begin)
-    return statistics.median(found[1:])
-
-
-def _jitted(run: Callable[..., Any]) -> Callable[..., Any]:
-    return jax.jit(run)

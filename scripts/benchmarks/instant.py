@@ -43,7 +43,7 @@ class InstantSteps:
 
     Attributes:
       seconds: What answering took, to be taken off.
-      decoded: Whether the last plan was one of decoding only.
+      plans: Of each plan, whether it was for "prefill" or "decode", and how many sequences took part.
     """
 
     def __init__(self, engine: Engine, output_len: int):
@@ -56,13 +56,14 @@ class InstantSteps:
         self._made_S = np.zeros(config.max_num_seqs, np.int64)
         self._blank: dict[tuple[int, int], Any] = {}
         self.seconds = 0.0
-        self.decoded = False
+        self.plans: list[tuple[str, int]] = []
 
     def prefill(self, weights: Any, state: Any, packed: np.ndarray, shape: PlanShape) -> tuple[Any, StepOutput]:
         """As `Steps.prefill`."""
         begin = time.perf_counter()
         plan = self._begin(packed, shape)
         real_R, slots_R = self._real(plan)
+        self.plans.append(("prefill", len(slots_R)))
         samples_R = (plan.flags_R[real_R] & plans.SAMPLES) != 0
         self._lens_S[slots_R] += plan.counts_R[real_R]
         self._made_S[slots_R] += samples_R
@@ -75,17 +76,16 @@ class InstantSteps:
         begin = time.perf_counter()
         plan = self._begin(packed, shape)
         real_R, slots_R = self._real(plan)
+        self.plans.append(("decode", len(slots_R)))
         counts_R = np.minimum(int(plan.steps), self._output_len - self._made_S[slots_R])
         self._lens_S[slots_R] += counts_R
         self._made_S[slots_R] += counts_R
         made_KR = np.zeros((self._most, shape.rows), np.bool_)
         made_KR[:, real_R] = np.arange(self._most)[:, None] < counts_R[None]
-        self.decoded = True
         return self._answer(state, made_KR, real_R, slots_R, begin)
 
     def _begin(self, packed: np.ndarray, shape: PlanShape) -> Any:
         plan: Any = plans.unpack(cast(Any, packed), shape)
-        self.decoded = False
         started = plan.admit_J[plan.admit_J < shape.slots]
         for empty in (plan.free_S > 0, started):
             self._lens_S[empty] = 0
@@ -113,8 +113,10 @@ class InstantSteps:
             "done_R": Ready(done_R),
             "steps": Ready(np.int32(made_KR.shape[0])),
             "num_free": Ready(np.int32(self._num_blocks - used)),
+            "num_tokens": Ready(np.int32(self._lens_S.sum())),
+            "num_seqs": Ready(np.int32(np.count_nonzero(self._lens_S))),
             "ok": Ready(np.bool_(True)),
         }
-        output = StepOutput(tokens_KR=sampled.token_R, sampled=sampled, prompt_logprobs=None, **parts)
+        output = StepOutput(sampled=sampled, prompt_logprobs=None, **parts)
         self.seconds += time.perf_counter() - begin
         return state, output

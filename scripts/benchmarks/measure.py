@@ -91,6 +91,16 @@ def percentiles_ms(seconds: Iterable[float]) -> dict[str, float] | None:
     return {f"p{p}": round(float(np.percentile(values, p)) * 1e3, 3) for p in (50, 90, 99)}
 
 
+def waits_ms(runs: Sequence[Run]) -> dict[str, dict[str, float] | None]:
+    """Percentiles of what requests waited for, over all of these runs."""
+    return {
+        "ttft_ms": percentiles_ms(wait for run in runs for wait in run.ttft),
+        "itl_ms": percentiles_ms(wait for run in runs for wait in run.itl),
+        "gap_ms": percentiles_ms(wait for run in runs for wait in run.gaps),
+        "end_to_end_ms": percentiles_ms(wait for run in runs for wait in run.end_to_end),
+    }
+
+
 @dataclasses.dataclass(frozen=True)
 class Spread:
     """The median of repeats, and their least and greatest."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Sequence
-from typing import Protocol
 
+from common.usage import Clock
 from jpaged.config import SamplingParams
 from jpaged.llm import LLM
 from jpaged.request import Request, Sample
@@ -15,18 +15,6 @@ from .measure import Run, Served
 from .workloads import Workload
 
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
-
-
-class Clock(Protocol):
-    """Steps an engine and times prefill and decode: `common.usage.Clock`."""
-
-    def step(self) -> list[Sample]: ...
-
-    @property
-    def prefill_rate(self) -> float | None: ...
-
-    @property
-    def decode_rate(self) -> float | None: ...
 
 
 def requests(llm: LLM, workload: Workload, params: SamplingParams = GREEDY) -> list[Request]:
@@ -39,35 +27,37 @@ def requests(llm: LLM, workload: Workload, params: SamplingParams = GREEDY) -> l
     return llm.make_requests([list(prompt) for prompt in workload.prompts], wanted)
 
 
-def run(
-    llm: LLM,
-    workload: Workload,
-    clock: Clock,
-    params: SamplingParams = GREEDY,
-    arrivals: Sequence[float] | None = None,
-) -> Run:
+def run(llm: LLM, workload: Workload, params: SamplingParams = GREEDY, arrivals: Sequence[float] | None = None) -> Run:
     """Serves the workload.
 
     Args:
-      llm: The engine, idle.
+      llm: The engine, idle; it is idle again afterwards.
       workload: What to serve.
-      clock: Steps the engine.
       params: How to sample.
       arrivals: Seconds at which each request comes, ascending; None: all at once.
+
+    Raises:
+      ValueError: the engine cannot serve a request, or one failed: the model's scores may be NaN.
     """
-    waiting = list(zip(arrivals or [0.0] * len(workload.prompts), requests(llm, workload, params), strict=True))
+    asked = requests(llm, workload, params)
+    waiting = list(zip(arrivals or [0.0] * len(asked), asked, strict=True))
     served = {request.samples[0]: Served(arrival) for arrival, request in waiting}
     waiting.reverse()
     llm.engine.stats.reset()
+    clock = Clock(llm.engine)
     begin = time.perf_counter()
     while waiting or llm.engine.has_work:
+        due = []
         while waiting and waiting[-1][0] <= time.perf_counter() - begin:
-            llm.engine.add(waiting.pop()[1])
+            due.append(waiting.pop()[1])
+        if due:
+            llm.engine.add(*due)  # together, for each call copies the queue
         if not llm.engine.has_work:
             time.sleep(max(0.0, waiting[-1][0] - (time.perf_counter() - begin)))
             continue
         changed = clock.step()
         now = time.perf_counter() - begin
+        _check(llm, asked, changed)
         for sample in changed:
             one = served[sample]
             one.receive(now, sample.token_ids[len(one.tokens) :])
@@ -88,7 +78,7 @@ def step_seconds(llm: LLM, prompts: Sequence[Sequence[int]], steps: int) -> floa
     Measured over ``steps`` steps, rounded up to whole dispatches; then everything is aborted.
 
     Raises:
-      ValueError: the engine has no room for that.
+      ValueError: the engine has no room for that, or a request failed: the model's scores may be NaN.
     """
     config, count = llm.config, len(prompts)
     # Until the last prompt is computed, the first sequences get a token a step; and some dispatches are in flight.
@@ -96,22 +86,36 @@ def step_seconds(llm: LLM, prompts: Sequence[Sequence[int]], steps: int) -> floa
     wanted = dataclasses.replace(GREEDY, max_tokens=prefills + steps + 4 * config.decode_steps)
     running = llm.make_requests([list(prompt) for prompt in prompts], wanted)
     try:
-        for request in running:
-            llm.engine.add(request)
+        llm.engine.add(*running)
         while not all(request.samples[0].token_ids for request in running):
-            llm.engine.step()
+            _check(llm, running, llm.engine.step())
         begin, before, made = time.perf_counter(), _tokens(running), 0
         while made < steps * count:
-            llm.engine.step()
+            _check(llm, running, llm.engine.step())
             if any(request.finished for request in running):
                 raise ValueError(f"{count} sequences do not fit at once; try more num_blocks or max_num_seqs")
             made = _tokens(running) - before
         return (time.perf_counter() - begin) * count / made
     finally:
-        for request in running:
-            llm.engine.abort(request)
-        while llm.engine.has_work:
-            llm.engine.step()
+        _let_go(llm, running)
+
+
+def _check(llm: LLM, running: Sequence[Request], changed: Sequence[Sample]) -> None:
+    """Whether a step went well for all whom it changed. If not, the engine is left idle.
+
+    Raises:
+      ValueError: a request failed, so there is nothing to measure, and some of its tokens will never come.
+    """
+    for sample in changed:
+        if sample.finish_reason == "error":
+            _let_go(llm, running)
+            raise ValueError(f"a request failed, so nothing can be measured: {sample.request.error}")
+
+
+def _let_go(llm: LLM, running: Sequence[Request]) -> None:
+    llm.engine.abort(*running)
+    while llm.engine.has_work:
+        llm.engine.step()
 
 
 def _tokens(running: Sequence[Request]) -> int:

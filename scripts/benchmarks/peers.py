@@ -21,6 +21,7 @@ from jpaged.model import LoadedModel
 from models import default
 from models.cache import default_cache_dir
 from models.errors import ModelError
+from models.paths import expand_home
 
 from . import export_gguf, export_hf
 from .workloads import Workload
@@ -65,7 +66,10 @@ class Peer:
         answer = _answer(self._process, self._log, self.kind)
         counts = answer["counts"] if "counts" in answer else [len(tokens) for tokens in answer["outputs"]]
         if counts != list(self._workload.outputs):
-            raise PeerError(f"{self.name} made {sum(counts)} tokens instead of {self._workload.output_tokens}")
+            raise PeerError(
+                f"{self.name} made {sum(counts)} tokens instead of {self._workload.output_tokens}, so its time says "
+                "nothing; try a Python with another version of it (--peer_python), or leave --peer out"
+            )
         return answer["seconds"], answer.get("outputs")
 
 
@@ -150,7 +154,7 @@ def gguf_source(model: str) -> Path | None:
     """The GGUF file that a model of this name comes from, if it comes from one."""
     if model == "default":
         return default.fetch(default_cache_dir(), progress=False)
-    path = Path(model).expanduser()
+    path = expand_home(model)
     return path if path.suffix == ".gguf" else None
 
 

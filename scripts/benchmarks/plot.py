@@ -21,7 +21,7 @@ def check(path: str) -> None:
     if importlib.util.find_spec("matplotlib") is None:
         raise ValueError("--plot needs matplotlib, which is not installed; try `pip install matplotlib`, or --json")
     if Path(path).suffix not in FORMATS:
-        raise ValueError(f"--plot={path} must end in one of {', '.join(FORMATS)}")
+        raise ValueError(f"--plot={path} must end in one of {', '.join(FORMATS)}; try --plot=rates.png")
     if not Path(path).resolve().parent.is_dir():
         raise ValueError(f"--plot={path} is in a folder that does not exist; make it first")
 

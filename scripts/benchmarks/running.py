@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from absl import flags
 
-from common import model_flags, prompts, usage
+from common import model_flags, prompts
+from jpaged.config import EngineConfig
 
 from . import workload_flags
 from .workloads import Case, Workload
@@ -16,40 +18,56 @@ from .workloads import Case, Workload
 if TYPE_CHECKING:
     from common.progress import Progress
     from jpaged.llm import LLM
+    from jpaged.model import LoadedModel
 
     from .results import Setting
 
 
-def engine(case: Case, before: LLM | None) -> LLM:
+def engine(case: Case, loaded: LoadedModel | None) -> LLM:
     """The engine that the flags ask for, with the case's slots unless --max_num_seqs says otherwise.
 
     Args:
       case: What it will serve.
-      before: An engine whose weights to take; None loads the model.
+      loaded: The model; None loads it.
     """
+    # As defaults, so that what was given stays: settings are judged together, and must not be refused for one that
+    # nobody asked for.
+    flags.FLAGS.set_default("max_num_seqs", case.slots)
+    tokens = max(flags.FLAGS.max_num_seqs, EngineConfig.max_num_batched_tokens)
+    flags.FLAGS.set_default("max_num_batched_tokens", tokens)
     config = model_flags.engine_config()
-    if not flags.FLAGS["max_num_seqs"].present:
-        tokens = max(case.slots, config.max_num_batched_tokens)
-        config = dataclasses.replace(config, max_num_seqs=case.slots, max_num_batched_tokens=tokens)
-    if before is None:
+    if loaded is None:
         return model_flags.load_llm(config)
     from jpaged.llm import LLM
 
-    return LLM(before.engine.loaded, **dataclasses.asdict(config))
+    return LLM(loaded, **dataclasses.asdict(config))
+
+
+@functools.cache
+def given() -> tuple[prompts.Entry, ...] | None:
+    """The prompts of --prompts_file; None without it. They are read once: standard input does not come again.
+
+    Raises:
+      OSError: there is no such file.
+      ValueError: it has no prompt, or some of them cannot be read; all are named.
+    """
+    if flags.FLAGS.prompts_file is None:
+        return None
+    entries = prompts.gather((), flags.FLAGS.prompts_file)
+    faults = [f"{entry.where}: {entry.fault}" for entry in entries if entry.fault]
+    if faults:
+        raise ValueError("; ".join(faults))
+    return tuple(entries)
 
 
 def workload(case: Case, llm: LLM) -> Workload:
     """The case's requests: the prompts of --prompts_file, or synthetic ones.
 
     Raises:
-      ValueError: some of the prompts cannot be read; all are named.
+      ValueError: some of the prompts cannot be served; all are named.
     """
-    ids = None
-    if flags.FLAGS.prompts_file is not None:
-        entries = prompts.gather((), flags.FLAGS.prompts_file)
-        faults = [f"{entry.where}: {entry.fault}" for entry in entries if entry.fault]
-        if faults:
-            raise ValueError("; ".join(faults))
+    entries, ids = given(), None
+    if entries is not None:
         ids = [request.prompt_token_ids for request in llm.make_requests([entry.prompt for entry in entries])]
     return workload_flags.workload(case, llm.engine.loaded.model.spec.vocab_size, flags.FLAGS.seed, ids)
 
@@ -73,11 +91,6 @@ def setting(case: str, llm: LLM) -> Setting:
         device=device.device_kind,
         threads=processors() if device.platform == "cpu" else None,
     )
-
-
-def clock(llm: LLM) -> Any:
-    """Steps an engine and keeps the time; see `paged.Clock`."""
-    return usage.Clock(llm.engine)
 
 
 def counter(bar: Progress) -> Callable[[], None]:

@@ -6,41 +6,37 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
-import jax
-
+from common import usage
 from jpaged.llm import LLM
 
 from . import paged
 from .contiguous import StaticBatches
 from .measure import Run
-from .paged import GREEDY, Clock
+from .paged import GREEDY
 from .peers import Peer
 from .results import Results
 from .workloads import Workload
 
-ClockOf = Callable[[LLM], Clock]
-
 SAMPLED = dataclasses.replace(GREEDY, temperature=0.8, top_p=0.95, seed=0)
 
 
-def throughput(
-    results: Results, llm: LLM, clock_of: ClockOf, peer: Peer | None, repeats: int, done: Callable[[], None]
-) -> None:
+def throughput(results: Results, llm: LLM, peer: Peer | None, repeats: int, done: Callable[[], None]) -> None:
     """Fills ``results``: paged engine, static batches, peer, in turn.
 
     Raises:
       RuntimeError: see `nothing_compiles`.
+      ValueError: see `paged.run`.
       PeerError: the peer ended.
     """
     workload = results.workload
     static = _static(llm, workload)
-    paged.run(llm, workload, clock_of(llm))
+    paged.run(llm, workload)
     done()
     static.run(workload)
     done()
     for _ in range(repeats):
         with nothing_compiles():
-            results.paged.append(paged.run(llm, workload, clock_of(llm)))
+            results.paged.append(paged.run(llm, workload))
             done()
             results.baseline.append(static.run(workload))
             done()
@@ -50,23 +46,21 @@ def throughput(
             done()
 
 
-def sampling(results: Results, llm: LLM, clock_of: ClockOf, repeats: int, done: Callable[[], None]) -> list[Run]:
+def sampling(results: Results, llm: LLM, repeats: int, done: Callable[[], None]) -> list[Run]:
     """Fills ``results`` with greedy runs and returns as many sampled ones, in turn."""
     for warm in (GREEDY, SAMPLED):
-        paged.run(llm, results.workload, clock_of(llm), warm)
+        paged.run(llm, results.workload, warm)
         done()
     sampled = []
     for _ in range(repeats):
         with nothing_compiles():
-            results.paged.append(paged.run(llm, results.workload, clock_of(llm)))
-            sampled.append(paged.run(llm, results.workload, clock_of(llm), SAMPLED))
+            results.paged.append(paged.run(llm, results.workload))
+            sampled.append(paged.run(llm, results.workload, SAMPLED))
             done()
     return sampled
 
 
-def latency(
-    results: Results, llm: LLM, clock_of: ClockOf, arrivals: Sequence[float], repeats: int, done: Callable[[], None]
-) -> None:
+def latency(results: Results, llm: LLM, arrivals: Sequence[float], repeats: int, done: Callable[[], None]) -> None:
     """Fills ``results``: paged engine and static batches, in turn, with requests that come at these times.
 
     Which shapes a run meets depends on its timing, so all are compiled before.
@@ -74,13 +68,13 @@ def latency(
     workload = results.workload
     static = _static(llm, workload)
     llm.warmup()
-    paged.run(llm, workload, clock_of(llm))
+    paged.run(llm, workload)
     done()
     static.warmup(workload)
     done()
     for _ in range(repeats):
         with nothing_compiles():
-            results.paged.append(paged.run(llm, workload, clock_of(llm), arrivals=arrivals))
+            results.paged.append(paged.run(llm, workload, arrivals=arrivals))
             done()
             results.baseline.append(static.run(workload, arrivals))
             done()
@@ -111,17 +105,8 @@ def nothing_compiles() -> Iterator[None]:
     Raises:
       RuntimeError: something was compiled in it, so the times mean nothing: warming up has missed a shape.
     """
-    found: list[str] = []
-
-    def listen(event: str, duration_secs: float, **facts: str | int) -> None:
-        if event == "/jax/core/compile/backend_compile_duration":
-            found.append(str(facts.get("fun_name", "something")))
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
+    with usage.compiled() as found:
         yield
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
     if found:
         raise RuntimeError(f"{', '.join(found)} compiled in a timed run; warming up has missed a shape")
 

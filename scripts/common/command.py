@@ -52,11 +52,6 @@ def complain(problem: object) -> None:
     say("; ".join(filter(None, map(str.strip, str(problem).splitlines()))))
 
 
-def on_terminal() -> bool:
-    """Whether somebody watches standard error."""
-    return sys.stderr.isatty()
-
-
 def start_jax() -> None:
     """Imports JAX and meets the devices.
 
@@ -126,7 +121,7 @@ def _report(error: BaseException) -> int:
 
 
 def _keep_streams_usable() -> None:
-    """Text that a stream's encoding lacks is escaped (in a JSON string, that is the right escape)."""
+    """Text that a stream's encoding lacks is escaped."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the caller: `>&-`
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (open until the process ends)

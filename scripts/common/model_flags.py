@@ -27,8 +27,8 @@ def _define_integer(name: str, help: str) -> None:
 flags.DEFINE_string(
     "model",
     "default",
-    "What to run: 'default' (SmolLM2-135M-Instruct, 98 MB, fetched once), a Hugging Face directory, a GGUF file, or a "
-    "directory made by convert.py.",
+    "What to run: 'default' (SmolLM2-135M-Instruct, 98 MB, fetched once), a Hugging Face directory, a GGUF file, a "
+    "directory made by convert.py, or FAMILY:NAME of another package that is installed.",
 )
 flags.DEFINE_enum("dtype", _DEFAULTS["dtype"], get_args(config.DType), "Of weights, activations and KV.")
 flags.DEFINE_enum(
@@ -89,17 +89,14 @@ def load_llm(settings: config.EngineConfig) -> LLM:
     Raises:
       ValueError: there is no such model, or it or the machine cannot serve these settings.
     """
-    name = flags.FLAGS.model
     with Progress("loading the model"):
         command.start_jax()
         with interrupt.leaving_at_once():
-            import models
             from jpaged.llm import LLM
             from models.cache import default_cache_dir
 
         nothing_kept = compile_cache.enable(default_cache_dir() / "xla")
-        loaded = models.load(name, dtype=settings.dtype, progress=command.on_terminal())
-        llm = LLM(loaded, **dataclasses.asdict(settings))
+        llm = LLM(flags.FLAGS.model, **dataclasses.asdict(settings))
     if nothing_kept:
         command.complain(nothing_kept)
     return llm

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from .command import complain
 
 _PATIENCE_SECONDS = 2
+_BOM = b"\xef\xbb\xbf"  # some editors begin a file with a byte order mark
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,19 +97,19 @@ def _from_standard_input() -> list[Entry]:
     if not content:
         complain("standard input was empty, so here is a prompt of our own; try --prompt=…")
         return []
-    return [_line_of_text(content.removesuffix(b"\n").removesuffix(b"\r"), "standard input")]
+    return [_line_of_text(content.removeprefix(_BOM).removesuffix(b"\n").removesuffix(b"\r"), "standard input")]
 
 
 def _standard_input() -> bytes:
     """All of it. A pipe that nobody closes would be waited for in silence."""
     if not select.select([0], [], [], _PATIENCE_SECONDS)[0]:
         complain("waiting for prompts on standard input; without any, try --prompt=… or </dev/null")
+    os.set_blocking(0, True)  # whoever shares the pipe may have set it otherwise, and then a read ends early
     return sys.stdin.buffer.read()
 
 
 def _lines(content: bytes, name: str) -> Iterable[tuple[bytes, str]]:
-    lines = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")  # some editors begin a file with a byte order mark
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(content.removeprefix(_BOM).split(b"\n"), 1):
         line = line.removesuffix(b"\r")
         if line.strip():
             yield line, f"{name} line {number}"

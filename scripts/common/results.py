@@ -7,6 +7,7 @@ Ctrl-C, to print what there is (`finish`).
 from __future__ import annotations
 
 import abc
+import codecs
 import dataclasses
 import json
 import math
@@ -127,7 +128,9 @@ class JsonLines(InOrder):
     """An object a prompt; see `as_json`."""
 
     def _lines(self, result: Result) -> Iterator[str]:
-        yield json.dumps(as_json(result), ensure_ascii=False, allow_nan=False)
+        # Another encoding may lack a character, and what Python writes in its place is no JSON.
+        escape = codecs.lookup(sys.stdout.encoding).name != "utf-8"
+        yield json.dumps(as_json(result), ensure_ascii=escape, allow_nan=False)
 
 
 def as_json(result: Result) -> dict[str, Any]:

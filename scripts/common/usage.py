@@ -1,4 +1,4 @@
-"""What a run used: times of prefill and decode, and the table that `--stats` prints.
+"""What a run used: times of prefill and decode, what was compiled, and the table that `--stats` prints.
 
 The engine reads each step while the next is running, so the time between two readings is that of the step read last.
 Compiling breaks this, for steps finish unseen meanwhile: the step that had to be compiled is waited for and timed by
@@ -7,19 +7,43 @@ itself, and those that ran behind the compiler's back do not count.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from jpaged.engine import Engine
     from jpaged.request import Sample
 
-_COMPILED = "/jax/core/compile/backend_compile_duration"
+COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"  # what JAX calls it; its own constant is private
+
+
+@contextlib.contextmanager
+def compiled() -> Iterator[list[str]]:
+    """A context that yields a list, to which the names go of functions that are compiled meanwhile, or fetched from the
+    compilation cache.
+
+    JAX keeps a listener until it is unregistered, and with it all that the listener knows: so nobody registers one
+    elsewhere.
+    """
+    from jax import monitoring
+
+    found: list[str] = []
+
+    def listen(event: str, duration_secs: float, **facts: str | int) -> None:
+        if event == COMPILE_EVENT:
+            found.append(str(facts.get("fun_name", "something")))
+
+    monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield found
+    finally:
+        monitoring.unregister_event_duration_listener(listen)
 
 
 class Clock:
-    """Steps an engine and keeps the time.
+    """Steps an engine and keeps the time. It listens to JAX during its steps only, so there is nothing to close.
 
     Attributes:
       first_token: Seconds until the first token was there, compiling included; None before.
@@ -27,12 +51,8 @@ class Clock:
     """
 
     def __init__(self, engine: Engine):
-        from jax import monitoring
-
-        monitoring.register_event_duration_secs_listener(self._listen)
         self._engine = engine
         self._begun = time.perf_counter()
-        self._compiled = False
         self._carried = 0.0  # time of a step that has not been read yet
         self._tokens, self._seconds = [0, 0], [0.0, 0.0]  # of steps with prompts, and of the others
         self.first_token: float | None = None
@@ -44,18 +64,17 @@ class Clock:
 
         stats = self._engine.stats
         before = stats.prefill_tokens, stats.decode_tokens, stats.steps
-        self._compiled = False
         start = time.perf_counter()
-        changed = self._engine.step()
+        with compiled() as names:
+            changed = self._engine.step()
         end = time.perf_counter()
-        compiled = self._compiled
-        seconds, carried = self._carried + (0.0 if compiled else end - start), self._carried
+        seconds, carried = self._carried + (0.0 if names else end - start), self._carried
         self._carried = 0.0 if stats.steps > before[2] else seconds
-        if compiled:
+        if names:
             self.compiling += end - start
             jax.block_until_ready(self._engine.state)
             self._carried = time.perf_counter() - end
-        if stats.steps > before[2] and (carried or not compiled):
+        if stats.steps > before[2] and (carried or not names):
             prefilled = stats.prefill_tokens - before[0]
             kind = 0 if prefilled else 1
             self._seconds[kind] += seconds
@@ -77,9 +96,6 @@ class Clock:
     def decode_rate(self) -> float | None:
         """Tokens a second of steps that only decode."""
         return self._tokens[1] / self._seconds[1] if self._seconds[1] else None
-
-    def _listen(self, event: str, duration_secs: float, **_: str | int) -> None:
-        self._compiled |= event == _COMPILED
 
 
 def table(engine: Engine, clock: Clock, loading: float) -> str:

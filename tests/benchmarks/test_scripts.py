@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from scripts.benchmarks.records import KEYS
 from tests.scripts.running import GOLDEN, Script
 
 pytestmark = pytest.mark.xdist_group("bench_scripts")  # one set of runs for all
@@ -39,6 +40,11 @@ def measured(script: Scripts) -> dict[str, dict[str, Any]]:
     return {record["case"]: record for record in records(done.out)}
 
 
+def test_every_case_has_every_key(measured: dict[str, dict[str, Any]]):
+    assert list(measured) == ["mixed", "sampling", "context"]
+    assert all(set(record) >= set(KEYS) for record in measured.values())
+
+
 def test_throughput_is_consistent(measured: dict[str, dict[str, Any]]):
     record = measured["mixed"]
     assert (record["model"], record["backend"], record["dtype"], record["requests"]) == ("llama", "xla", "float32", 3)
@@ -65,18 +71,26 @@ def test_contexts_are_those_of_the_flags(measured: dict[str, dict[str, Any]]):
 
 
 def test_people_get_tables(script: Scripts, tmp_path: Path):
-    (tmp_path / "prompts.jsonl").write_text('{"prompt_token_ids": [5, 6, 7]}\n{"prompt_token_ids": [8]}\n')
-    done = script("bench_throughput.py").run(*TINY, "--case=parallel16", f"--prompts_file={tmp_path / 'prompts.jsonl'}")
+    # Standard input under a name that says JSON, for the tiny model cannot read text. It comes once, for two cases.
+    (tmp_path / "prompts.jsonl").symlink_to("/dev/stdin")
+    done = script("bench_throughput.py").run(
+        *TINY,
+        "--case=single,parallel16",
+        f"--prompts_file={tmp_path / 'prompts.jsonl'}",
+        stdin=b'{"prompt_token_ids": [5, 6, 7]}\n{"prompt_token_ids": [8]}\n',
+    )
     assert (done.status, done.err) == (0, "")
-    assert "2 requests, prompts 1-3" in done.out
-    assert "times as fast as static batches" in done.out
+    assert done.out.count("2 requests, prompts 1-3") == 2
+    assert done.out.count("times as fast as static batches") == 2
 
 
 def test_latency(script: Scripts):
-    done = script("bench_latency.py").run(*TINY, "--rate=50", "--json")
+    # Fewer tokens a step than there are slots without --slots.
+    done = script("bench_latency.py").run(*TINY, "--max_num_batched_tokens=8", "--rate=50", "--json")
     assert (done.status, done.err) == (0, "")
     (record,) = records(done.out)
     assert record["rate"] == 50
+    assert set(record) >= set(KEYS)
     for waits in (record, record["baseline"]):
         for name in ("ttft_ms", "itl_ms", "gap_ms", "end_to_end_ms"):
             assert 0 <= waits[name]["p50"] <= waits[name]["p90"] <= waits[name]["p99"]
@@ -95,16 +109,42 @@ def test_host(script: Scripts):
     assert all(ms > 0 for ms in record["allocator_ms"].values())
 
 
+def test_host_without_a_device(script: Scripts):
+    done = script("bench_host.py").run(environment={"JAX_PLATFORMS": "rocm"})
+    assert (done.status, done.out) == (2, "")
+    (line,) = done.complaints
+    assert "JAX has no device to run on" in line
+
+
 @pytest.mark.parametrize(
     ("name", "arguments", "said"),
     [
         ("bench_throughput.py", ["--case=fast"], "case='fast' must be of single"),
         ("bench_throughput.py", ["--prompt_len=9:3"], "'9:3' must be a length or a range of lengths"),
         ("bench_throughput.py", ["--plot=rates.txt"], "--plot"),
+        (
+            "bench_throughput.py",
+            ["--case=context", "--requests=4", "--peer=transformers"],
+            "--case=context has no use for --peer, --requests; leave that out, or try --case=context,mixed",
+        ),
+        ("bench_throughput.py", ["--case=sampling,context", "--peer=llama.cpp"], "has no use for --peer;"),
+        ("bench_throughput.py", ["--case=context", "--prompt_len=64"], "try --prompt_len=16:1024"),
+        # Of the slots that were asked for, not of a default.
+        ("bench_throughput.py", ["--slots=4", "--max_num_batched_tokens=2"], "must be at least max_num_seqs=4"),
         ("bench_throughput.py", ["--prompts_file=/no/such/file"], "/no/such/file"),
-        ("bench_latency.py", ["--rate=-1"], "rate"),
+        ("bench_latency.py", ["--rate=-1"], "rate=-1 must be"),
+        # Before there is a model.
+        ("bench_latency.py", ["--model=/no/such/model", "--rate=nan"], "rate=nan must be a finite number"),
+        ("bench_latency.py", ["--model=/no/such/model", "--rate=inf"], "try --rate=2, or --rate=0 for all at once"),
+        ("bench_latency.py", ["--model=/no/such/model", "--rate=1e-12"], "rate=1e-12 must be"),
+        ("bench_latency.py", ["--model=/no/such/model", "--prompts_file=/no/such/file"], "/no/such/file"),
         ("bench_host.py", ["--decode_steps=0"], "decode_steps='0' must be positive numbers"),
-        ("bench_host.py", ["--num_blocks=4"], "num_blocks=4 must be two for each of the 512 slots"),
+        ("bench_host.py", ["--decode_steps=1,5000"], "decode_steps=5000 must be"),
+        ("bench_host.py", ["--num_blocks=4"], "num_blocks=4 must be two for each of the 512 slots; try"),
+        # 32 steps until the last of 256 has started, and two dispatches, of which the second may be short.
+        ("bench_host.py", ["--output_len=16"], "output_len=16 must be from 41 to 65520"),
+        ("bench_host.py", ["--output_len=70000"], "try --output_len=65520, or other --slots or --decode_steps"),
+        ("bench_host.py", ["--slots=20000"], "try fewer --slots or --decode_steps"),
     ],
 )
 def test_what_is_wrong_is_one_line(script: Scripts, name: str, arguments: list[str], said: str):

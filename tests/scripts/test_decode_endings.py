@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scripts.running import TINY, Script, abandon, finish
+from tests.scripts.running import SECONDS, TINY, Script, abandon, finish
 
 pytestmark = pytest.mark.xdist_group("decode")
 
@@ -16,11 +16,16 @@ PROMPTS = 2000  # of 100 tokens, two at a time: more than any test waits for
 
 
 @pytest.fixture
-def long(decode: Script, tmp_path: Path) -> subprocess.Popen[bytes]:
-    """A long run, JSON lines and --stats, that has printed nothing yet."""
+def asked(tmp_path: Path) -> list[str]:
+    """What makes a long run of JSON lines and --stats."""
     (tmp_path / "p.jsonl").write_text("".join(f'{{"prompt_token_ids": [{1 + i % 300}]}}\n' for i in range(PROMPTS)))
-    asked = ("--max_tokens=100", "--ignore_eos", "--json", "--stats")
-    return decode.start(*TINY, f"--prompts_file={tmp_path}/p.jsonl", *asked)
+    return [*TINY, f"--prompts_file={tmp_path}/p.jsonl", "--max_tokens=100", "--ignore_eos", "--json", "--stats"]
+
+
+@pytest.fixture
+def long(decode: Script, asked: list[str]) -> subprocess.Popen[bytes]:
+    """A long run that has printed nothing yet."""
+    return decode.start(*asked)
 
 
 def first_line(process: subprocess.Popen[bytes]) -> str:
@@ -45,11 +50,21 @@ def test_ctrl_c_prints_what_there_is(long: subprocess.Popen[bytes]):
     assert "KV blocks at peak" in done.err
 
 
-@pytest.mark.parametrize("seconds", [0.5, 2, 4])
-def test_ctrl_c_while_loading_is_quiet(long: subprocess.Popen[bytes], seconds: float):
-    time.sleep(seconds)
+def test_ctrl_c_while_starting_is_quiet(long: subprocess.Popen[bytes]):
+    time.sleep(0.5)  # the import of jax alone takes longer
     long.send_signal(signal.SIGINT)
     done = finish(long)
+    assert (done.status, done.out, done.err) == (130, "", "")
+
+
+@pytest.mark.parametrize("sign", ["models/*", "xla/*"])  # the model is being converted, steps are being compiled
+def test_ctrl_c_while_loading_is_quiet(decode: Script, asked: list[str], tmp_path: Path, sign: str):
+    process = decode.start(*asked, environment={"XDG_CACHE_HOME": str(tmp_path)})
+    until = time.monotonic() + SECONDS
+    while not any((tmp_path / "jpaged").glob(sign)) and time.monotonic() < until:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    done = finish(process)
     assert (done.status, done.out, done.err) == (130, "", "")
 
 
