@@ -7,7 +7,8 @@ WORKERS ?= 2
 
 # python3 gets .venv. A Python named explicitly gets a folder of its own, .venv-3.12 say, so that two of them can be tested
 # in turn without setting up each time. What is inside is checked on every run (.ci/venv), whatever the folder's name.
-ifndef VENV
+# A VENV of the person's environment is theirs: only `make VENV=folder` is heard.
+ifneq ($(origin VENV),command line)
   ifeq ($(PYTHON),python3)
     VENV := .venv
   else

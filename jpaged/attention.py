@@ -45,10 +45,9 @@ def resolve_backend(backend: str | None, platform: str | None = None) -> str:
         raise ValueError(f"{backend=} must be one of {', '.join(BACKENDS)}; try backend=None, which picks one")
     if backend not in SERVING:
         wanted = backend.removesuffix("_interpret")
-        reason = f"needs a {wanted.upper()}, and JAX found only {platform}" if wanted != platform else "is not in yet"
-        if backend.endswith("_interpret"):
-            reason = "is not in yet"
-        raise ValueError(f"{backend=} {reason} in this version; it serves {', '.join(SERVING)}: try backend='xla'")
+        absent = wanted == backend and wanted != platform
+        reason = f"needs a {wanted.upper()}, and JAX found only {platform}" if absent else "is not in this version yet"
+        raise ValueError(f"{backend=} {reason}; try backend='xla', which runs everywhere")
     return backend
 
 
@@ -201,20 +200,23 @@ def _check(q, k, v, cache: KVCache, block_tables, kv_lens, cu_q_lens, sinks, max
     if layout.order != "LCKNBD":
         faults.append(f"{layout.order=} must be 'LCKNBD' for the xla backend; try KVLayout's default")
     if (k is None) != (v is None):
-        faults.append("k and v must both be given, or both be None")
+        faults.append("k and v must both be given, or both be None; try None to read only")
     if q.ndim != 3 or q.shape[2] != layout.head_dim or q.shape[1] % layout.num_kv_heads:
         faults.append(
-            f"{q.shape=} must be [T, H, {layout.head_dim}], H a multiple of the cache's {layout.num_kv_heads} KV heads"
+            f"{q.shape=} must be [T, H, {layout.head_dim}], H a multiple of the cache's "
+            f"{layout.num_kv_heads} KV heads; try q.reshape(T, H, D), or a cache of another KVLayout"
         )
+    wanted = (q.shape[0], layout.num_kv_heads, layout.head_dim)
+    way_out = "one key and value for each query token, as many heads as the cache's KVLayout has"
     for name, x in (("k", k), ("v", v)):
-        if x is not None and x.shape != (q.shape[0], layout.num_kv_heads, layout.head_dim):
-            faults.append(f"{name}.shape={x.shape} must be {(q.shape[0], layout.num_kv_heads, layout.head_dim)}")
+        if x is not None and x.shape != wanted:
+            faults.append(f"{name}.shape={x.shape} must be {wanted}; {way_out}")
     if block_tables.ndim != 2 or kv_lens.shape != block_tables.shape[:1]:
-        faults.append(f"{block_tables.shape=} and {kv_lens.shape=} must be [R, M] and [R]")
+        faults.append(f"{block_tables.shape=} and {kv_lens.shape=} must be [R, M] and [R]; try a row for each sequence")
     if cu_q_lens.shape != (kv_lens.shape[0] + 1,):
-        faults.append(f"{cu_q_lens.shape=} must be [R + 1] for {kv_lens.shape=}")
+        faults.append(f"{cu_q_lens.shape=} must be [R + 1] for {kv_lens.shape=}; try prefix sums from 0")
     if sinks is not None and sinks.shape != q.shape[1:2]:
-        faults.append(f"{sinks.shape=} must be [H], here {q.shape[1:2]}")
+        faults.append(f"{sinks.shape=} must be [H], here {q.shape[1:2]}; try one logit for each query head")
     if max_q_len is not None and max_q_len < 1:
         faults.append(f"{max_q_len=} must be at least 1; try None")
     if faults:

@@ -14,9 +14,8 @@ from flax import struct
 from jax import lax
 from jaxtyping import Array, Bool, Int32
 
+from jpaged.config import INT32_MAX
 from jpaged.types import AnyArray, BlockIds, Count, Flag
-
-INT32_MAX = 2**31 - 1
 
 
 class BlockPool(struct.PyTreeNode):

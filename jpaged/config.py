@@ -10,19 +10,19 @@ types of their values themselves, for these come from JSON and flags: hence `no_
 listen.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from numbers import Integral, Real
+from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args, no_type_check
+
+from jpaged import checks
 
 DType = Literal["auto", "float32", "bfloat16"]
 Backend = Literal["xla", "tpu", "gpu", "tpu_interpret", "gpu_interpret"]
 
 GREEDY_BELOW = 1e-5  # a temperature under this is greedy, as in vLLM
-MOST_BIAS = 100.0  # the OpenAI API's range of a logit bias; what lies beyond is clamped to it, as in vLLM
 
 INT32_MAX = 2**31 - 1
-FLOAT32_MAX = (2 - 2**-23) * 2.0**127  # the device computes in float32
+NO_TOKEN = INT32_MAX  # pads lists of token ids: past every vocabulary, so that a scatter with mode="drop" ignores it
+FLOAT32_TINY = 2.0**-126  # the device may take for 0 what is less
 SEED_RANGE = (-(2**63), 2**63 - 1)
 
 
@@ -69,34 +69,40 @@ class EngineConfig:
     max_bad_word_tokens: int = 8
 
     def __post_init__(self) -> None:
-        found = _integer("block_size", self.block_size, 1, 65536, "try 16, or 64 and more on a GPU")
+        for field in fields(self):
+            object.__setattr__(self, field.name, checks.plain(getattr(self, field.name)))
+        found = checks.integer("block_size", self.block_size, 1, 65536, "try 16, or 64 and more on a GPU")
         if self.num_blocks is not None:
-            found += _integer("num_blocks", self.num_blocks, 1, INT32_MAX - 1, "None sizes the pool by memory")
+            found += checks.integer("num_blocks", self.num_blocks, 1, INT32_MAX - 1, "None sizes the pool by memory")
         if self.kv_cache_memory is not None:
-            found += _integer("kv_cache_memory", self.kv_cache_memory, 1, 2**63 - 1, "it counts bytes; None is allowed")
+            found += checks.integer(
+                "kv_cache_memory", self.kv_cache_memory, 1, 2**63 - 1, "it counts bytes; None is allowed"
+            )
         if self.num_blocks is not None and self.kv_cache_memory is not None:
             found.append(
                 f"num_blocks={self.num_blocks!r} and kv_cache_memory={self.kv_cache_memory!r} both size the pool; "
                 "give one of them, or neither."
             )
-        found += (slots := _integer("max_num_seqs", self.max_num_seqs, 1, 65536, "try 16"))
+        found += (slots := checks.integer("max_num_seqs", self.max_num_seqs, 1, 65536, "try 16"))
         if self.max_model_len is not None:
-            found += _integer("max_model_len", self.max_model_len, 2, 2**24, "None is the model's own limit")
-        found += (tokens := _integer("max_num_batched_tokens", self.max_num_batched_tokens, 1, 2**24, "try 512"))
+            found += checks.integer("max_model_len", self.max_model_len, 2, 2**24, "None is the model's own limit")
+        found += (tokens := checks.integer("max_num_batched_tokens", self.max_num_batched_tokens, 1, 2**24, "try 512"))
         if not slots and not tokens and self.max_num_batched_tokens < self.max_num_seqs:
             found.append(
                 f"max_num_batched_tokens={self.max_num_batched_tokens!r} must be at least max_num_seqs="
                 f"{self.max_num_seqs!r}, one token for each running sequence; raise the one or lower the other."
             )
-        found += _integer("decode_steps", self.decode_steps, 1, 4096, "try 8")
+        found += checks.integer("decode_steps", self.decode_steps, 1, 4096, "try 8")
         if self.dtype not in get_args(DType):
-            found.append(f"dtype={self.dtype!r} must be one of {_names(get_args(DType))}; try dtype='auto'.")
+            found.append(f"dtype={self.dtype!r} must be one of {checks.names(get_args(DType))}; try dtype='auto'.")
         if self.backend is not None and self.backend not in get_args(Backend):
-            found.append(f"backend={self.backend!r} must be None or one of {_names(get_args(Backend))}; try None.")
-        found += _integer("seed", self.seed, *SEED_RANGE, "a seed is a signed 64-bit integer")
+            found.append(
+                f"backend={self.backend!r} must be None or one of {checks.names(get_args(Backend))}; try None."
+            )
+        found += checks.integer("seed", self.seed, *SEED_RANGE, "a seed is a signed 64-bit integer")
         for name in ("max_logprobs", "max_stop_token_ids", "max_logit_bias", "max_bad_words", "max_bad_word_tokens"):
             low = 1 if name == "max_bad_word_tokens" else 0
-            found += _integer(name, getattr(self, name), low, 4096, "every slot pays for it, so keep it small")
+            found += checks.integer(name, getattr(self, name), low, 4096, "every slot pays for it, so keep it small")
         if found:
             raise ValueError("EngineConfig is refused: " + " ".join(found))
 
@@ -154,12 +160,14 @@ class SamplingParams:
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            object.__setattr__(self, field.name, checks.plain(getattr(self, field.name)))
         for name in ("stop", "stop_token_ids", "bad_words"):
-            object.__setattr__(self, name, _as_tuple(getattr(self, name)))
-        object.__setattr__(self, "logit_bias", _as_pairs(self.logit_bias))
-        if _is_integer(self.top_k) and self.top_k == -1:
+            object.__setattr__(self, name, checks.as_tuple(getattr(self, name)))
+        object.__setattr__(self, "logit_bias", checks.as_pairs(self.logit_bias))
+        if checks.is_integer(self.top_k) and self.top_k == -1:
             object.__setattr__(self, "top_k", 0)
-        if _is_integer(self.seed) and self.seed == -1:
+        if checks.is_integer(self.seed) and self.seed == -1:
             object.__setattr__(self, "seed", None)
 
     @property
@@ -180,163 +188,37 @@ class SamplingParams:
         longest = INT32_MAX if config.max_model_len is None else config.max_model_len
         room = longest - 1
         why = f"max_model_len={longest} less one token of prompt"
-        found = _integer("n", self.n, 1, config.max_num_seqs, "raise max_num_seqs, or send the prompt several times")
-        found += _number("temperature", self.temperature, 0, None, "0 is greedy, 1 the model's own")
-        found += _number("top_p", self.top_p, 0, 1, "1 turns it off", above=True)
-        found += _integer("top_k", self.top_k, 0, INT32_MAX, "0 and -1 turn it off")
-        found += _number("min_p", self.min_p, 0, 1, "0 turns it off")
-        found += _number("presence_penalty", self.presence_penalty, -2, 2, "0 turns it off")
-        found += _number("frequency_penalty", self.frequency_penalty, -2, 2, "0 turns it off")
-        found += _number("repetition_penalty", self.repetition_penalty, 0, None, "1 turns it off", above=True)
+        found = checks.integer(
+            "n", self.n, 1, config.max_num_seqs, "raise max_num_seqs, or send the prompt several times"
+        )
+        found += checks.number("temperature", self.temperature, 0, None, "0 is greedy, 1 the model's own")
+        found += checks.number("top_p", self.top_p, 0, 1, "1 turns it off", above=True)
+        found += checks.integer("top_k", self.top_k, 0, INT32_MAX, "0 and -1 turn it off")
+        found += checks.number("min_p", self.min_p, 0, 1, "0 turns it off")
+        found += checks.number("presence_penalty", self.presence_penalty, -2, 2, "0 turns it off")
+        found += checks.number("frequency_penalty", self.frequency_penalty, -2, 2, "0 turns it off")
+        found += checks.number("repetition_penalty", self.repetition_penalty, FLOAT32_TINY, None, "1 turns it off")
         if self.seed is not None:
-            found += _integer("seed", self.seed, *SEED_RANGE, "with None the engine chooses")
+            found += checks.integer("seed", self.seed, *SEED_RANGE, "with None the engine chooses")
         most: list[str] = []
         if self.max_tokens is not None:
-            most = _integer("max_tokens", self.max_tokens, 1, room, f"{why}; None takes what the prompt leaves")
-        least = _integer("min_tokens", self.min_tokens, 0, room, why)
+            most = checks.integer("max_tokens", self.max_tokens, 1, room, f"{why}; None takes what the prompt leaves")
+        least = checks.integer("min_tokens", self.min_tokens, 0, room, why)
         found += most + least
         if self.max_tokens is not None and not most and not least and self.min_tokens > self.max_tokens:
             found.append(
                 f"min_tokens={self.min_tokens!r} must be at most max_tokens={self.max_tokens!r}; "
                 "lower the one or raise the other."
             )
-        found += _strings("stop", self.stop, None)
-        found += _strings("bad_words", self.bad_words, config.max_bad_words)
-        found += _token_ids("stop_token_ids", self.stop_token_ids, vocab_size, config.max_stop_token_ids)
-        found += _bias(self.logit_bias, vocab_size, config.max_logit_bias)
+        found += checks.strings("stop", self.stop, None)
+        found += checks.strings("bad_words", self.bad_words, config.max_bad_words)
+        found += checks.token_ids("stop_token_ids", self.stop_token_ids, vocab_size, config.max_stop_token_ids)
+        found += checks.bias(self.logit_bias, vocab_size, config.max_logit_bias)
         hint = f"max_logprobs={config.max_logprobs}, vocabulary {vocab_size}; None asks for none"
         for name in ("logprobs", "prompt_logprobs"):
             if (wanted := getattr(self, name)) is not None:
-                found += _integer(name, wanted, 0, min(config.max_logprobs, vocab_size), hint)
+                found += checks.integer(name, wanted, 0, min(config.max_logprobs, vocab_size), hint)
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             if not isinstance(flag := getattr(self, name), bool):
                 found.append(f"{name}={flag!r} must be a bool, not {type(flag).__name__}; try True or False.")
         return found
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def _is_finite(value: Any) -> bool:
-    return bool(-FLOAT32_MAX <= value <= FLOAT32_MAX)  # false for NaN; no overflow for an integer of any size
-
-
-def _as_tuple(value: Any) -> Any:
-    """None, one string or an iterable as a tuple without repeats; anything else unchanged, for `problems` to name."""
-    if value is None:
-        return ()
-    if isinstance(value, str):
-        return (value,)
-    if isinstance(value, (bytes, Mapping)):
-        return value
-    try:
-        items = tuple(value)
-    except TypeError:
-        return value
-    names = (str, Integral)  # what can repeat; anything else is a fault, and each has its sentence
-    return tuple(item for i, item in enumerate(items) if not isinstance(item, names) or not _repeats(item, items[:i]))
-
-
-def _repeats(item: Any, before: tuple) -> bool:
-    return any(type(other) is type(item) and other == item for other in before)  # True is not 1
-
-
-def _as_pairs(value: Any) -> Any:
-    """Token ids and biases as a tuple of pairs, the biases clamped; what does not have that form stays as it is."""
-    if value is None:
-        return ()
-    if isinstance(value, str):
-        return value
-    try:
-        pairs = tuple(value.items() if isinstance(value, Mapping) else value)
-    except TypeError:
-        return value
-    return tuple(
-        (_id_from_json(pair[0]), _clamped(pair[1])) if isinstance(pair, tuple) and len(pair) == 2 else pair
-        for pair in pairs
-    )
-
-
-def _id_from_json(key: Any) -> Any:
-    """JSON has string keys only, so "17" is token id 17."""
-    return int(key) if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 20 else key
-
-
-def _clamped(bias: Any) -> Any:
-    return max(-MOST_BIAS, min(MOST_BIAS, bias)) if _is_number(bias) and _is_finite(bias) else bias
-
-
-def _names(choices: tuple[str, ...]) -> str:
-    return ", ".join(map(repr, choices))
-
-
-def _integer(name: str, value: Any, low: int, high: int, hint: str) -> list[str]:
-    if not _is_integer(value):
-        return [f"{name}={value!r} must be an integer, not {type(value).__name__}; {hint}."]
-    if not low <= value <= high:
-        return [f"{name}={value!r} must be from {low} to {high}; {hint}."]
-    return []
-
-
-def _number(name: str, value: Any, low: float, high: float | None, hint: str, *, above: bool = False) -> list[str]:
-    """Faults of a number that must be finite and from `low` (or `above` it) to `high`, if there is one."""
-    if not _is_number(value):
-        return [f"{name}={value!r} must be a number, not {type(value).__name__}; {hint}."]
-    if not _is_finite(value) or value < low or (above and value == low) or (high is not None and value > high):
-        wanted = f"{'above' if above else 'at least'} {low}" + ("" if high is None else f" and at most {high}")
-        return [f"{name}={value!r} must be finite, {wanted}; {hint}."]
-    return []
-
-
-def _list(name: str, value: Any, most: int | None) -> list[str]:
-    if not isinstance(value, tuple):
-        return [f"{name}={value!r} must be a list, not {type(value).__name__}; leave it out to ask for nothing."]
-    if most is not None and len(value) > most:
-        return [f"{name} has {len(value)} entries and must have at most {most}; shorten it, or raise max_{name}."]
-    return []
-
-
-def _strings(name: str, value: Any, most: int | None) -> list[str]:
-    found = _list(name, value, most)
-    for item in value if isinstance(value, tuple) else ():
-        if not isinstance(item, str):
-            found.append(f"{name} has {item!r} and must have strings only; stop_token_ids and logit_bias take ids.")
-        elif not item:
-            found.append(f"{name} has an empty string, which every text contains; leave it out.")
-    return found
-
-
-def _token_id(name: str, value: Any, vocab_size: int) -> list[str]:
-    if not _is_integer(value):
-        return [f"{name} has {value!r} and must have integer token ids only; leave it out."]
-    if not 0 <= value < vocab_size:
-        return [f"{name} has {value!r} and must have token ids from 0 to {vocab_size - 1} only; leave it out."]
-    return []
-
-
-def _token_ids(name: str, value: Any, vocab_size: int, most: int) -> list[str]:
-    found = _list(name, value, most)
-    for item in value if isinstance(value, tuple) else ():
-        found += _token_id(name, item, vocab_size)
-    return found
-
-
-def _bias(value: Any, vocab_size: int, most: int) -> list[str]:
-    found = _list("logit_bias", value, most)
-    seen = set()
-    for pair in value if isinstance(value, tuple) else ():
-        if not isinstance(pair, tuple) or len(pair) != 2:
-            found.append(f"logit_bias has {pair!r} and must map token ids to numbers; try {{17: -100.0}}.")
-            continue
-        token, bias = pair
-        bad_id = _token_id("logit_bias", token, vocab_size)
-        if not bad_id and token in seen:
-            found.append(f"logit_bias has token id {token!r} twice; give it one bias.")
-        seen.update([] if bad_id else [token])
-        found += bad_id + _number(f"logit_bias[{token!r}]", bias, -MOST_BIAS, MOST_BIAS, "leave it out for none")
-    return found

@@ -1,7 +1,8 @@
 """The loop: plan, dispatch, harvest one step late.
 
 It joins the scheduler (who runs) with the steps (what the device does) and hands results to requests. It never waits
-for the step it has just dispatched, only for the one before. It does not know prompts as text, nor who calls it.
+for the step it has just dispatched, only for the one before. It does not know prompts as text, nor who calls it, and it
+leaves it to its callers that one thread at a time does.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import logging
 import jax
 import numpy as np
 
-from jpaged import buckets, budget, plan, sampling, scheduler, sizing, step
+from jpaged import buckets, budget, dtypes, plan, sampling, scheduler, sizing, step
 from jpaged.attention import resolve_backend
 from jpaged.config import EngineConfig
 from jpaged.model import LoadedModel
@@ -54,12 +55,12 @@ class Engine:
     def __init__(self, loaded: LoadedModel, config: EngineConfig):
         self.loaded = loaded
         spec, vocab = loaded.model.spec, loaded.model.spec.vocab_size
-        self.config = settled = sizing.resolve(spec, sizing.with_dtype_of(loaded, config))
+        self.config = settled = sizing.resolve(spec, dtypes.of_weights(loaded, config))
         self.layout = sizing.layout(
             spec, num_blocks=settled.num_blocks, block_size=settled.block_size, dtype=settled.dtype
         )
         self.buckets = buckets.make(
-            settled.max_num_seqs, settled.max_num_batched_tokens, sizing.min_rows(settled.dtype)
+            settled.max_num_seqs, settled.max_num_batched_tokens, dtypes.min_rows(settled.dtype)
         )
         self._rows = sampling.RowLayout.of(settled, vocab)
         self.steps = step.Steps(
@@ -76,8 +77,7 @@ class Engine:
             samplers=sampling.create(self._rows, settled.max_num_seqs),
         )
         # Where the weights are, and committed as a step's results are: else the second step would compile anew.
-        (device,) = jax.tree.leaves(loaded.weights)[0].devices()
-        self._state = jax.device_put(state, device)
+        self._state = _beside(loaded, state)
         self._limits = Limits(
             tokens=settled.max_num_batched_tokens,
             admissions=min(MAX_ADMISSIONS, settled.max_num_seqs),
@@ -87,7 +87,7 @@ class Engine:
         self._budget = budget.create(settled.num_blocks, settled.block_size, settled.max_num_seqs)
         self._in_flight: collections.deque[_InFlight] = collections.deque()
         self._step_number = 0
-        self.failure: Exception | None = None
+        self.failure: BaseException | None = None
         self.stats = Stats(block_size=settled.block_size, num_blocks=settled.num_blocks)
 
     @property
@@ -99,23 +99,27 @@ class Engine:
     def has_work(self) -> bool:
         return self.failure is None and (bool(self._in_flight) or not self._queue.is_idle)
 
-    def add(self, request: Request) -> None:
-        """Queues a request's samples. It must have passed `validate.request_problems`: else it may wait forever.
+    def add(self, *requests: Request) -> None:
+        """Queues the requests' samples. They must have passed `validate.request_problems`: else they may wait forever.
 
         Raises:
           RuntimeError: a step has failed, and taken the state with it.
         """
-        if self.failure is not None:
-            raise RuntimeError(f"a step of this engine failed ({self.failure}); make a new one") from self.failure
-        prompt_len = len(request.prompt_token_ids)
+        self._refuse_after_failure()
         self._queue = scheduler.submit(
             self._queue,
-            tuple(Sequence(sample, prompt_len, prompt_len + request.max_tokens - 1) for sample in request.samples),
+            tuple(
+                Sequence(sample, len(request.prompt_token_ids), len(request.prompt_token_ids) + request.max_tokens - 1)
+                for request in requests
+                for sample in request.samples
+            ),
         )
 
-    def abort(self, request: Request) -> None:
-        """Ends what is left of a request; its blocks come back with the next step."""
-        alive = {sample for sample in request.samples if sample.finish_reason is None}
+    def abort(self, *requests: Request) -> None:
+        """Ends what is left of the requests; their blocks come back with the next step."""
+        alive = {sample for request in requests for sample in request.samples if sample.finish_reason is None}
+        if not alive:
+            return
         self._queue = scheduler.withdraw(self._queue, alive)
         self._queue = scheduler.finish(self._queue, [s for s, q in self._running() if q.key in alive])
         for sample in alive:
@@ -123,6 +127,7 @@ class Engine:
 
     def step(self) -> list[Sample]:
         """Dispatches one step, reads the one before, and returns the samples that this changed."""
+        self._refuse_after_failure()
         try:
             dispatched = self._dispatch()
             if len(self._in_flight) > 1 or (self._in_flight and not dispatched):
@@ -143,6 +148,11 @@ class Engine:
             jax.block_until_ready(output)
         on_progress(len(shapes), len(shapes))
         return len(shapes)
+
+    def _refuse_after_failure(self) -> None:
+        if self.failure is not None:
+            why = str(self.failure) or type(self.failure).__name__
+            raise RuntimeError(f"a step of this engine failed ({why}); make a new one") from self.failure
 
     def _running(self) -> list[tuple[int, Sequence]]:
         return [(slot, sequence) for slot, sequence in enumerate(self._queue.running) if sequence is not None]
@@ -167,12 +177,18 @@ class Engine:
         running = queue.running
         samples = tuple(running[slot].key for slot in planned.slots_R.tolist())
         packed = self._pack(planned, samples, shape)
-        self._state, output = run(self.loaded.weights, self._state, packed, shape=shape)
-        # Only now: an interrupt on the way here (compiling takes seconds) must not lose what the plan frees.
-        self._queue, self._budget, self._step_number = queue, budget, number + 1
-        for leaf in jax.tree.leaves(output):
-            leaf.copy_to_host_async()
-        self._in_flight.append(_InFlight(number, planned, samples, output))
+        try:
+            state, output = run(self.loaded.weights, self._state, packed, shape=shape)
+            for leaf in jax.tree.leaves(output):
+                leaf.copy_to_host_async()
+            self._in_flight.append(_InFlight(number, planned, samples, output))
+            # Only now: an interrupt on the way here (compiling takes seconds) must not lose what the plan frees.
+            self._queue, self._budget, self._step_number = queue, budget, number + 1
+            self._state = state
+        except BaseException as error:
+            if any(leaf.is_deleted() for leaf in jax.tree.leaves(self._state)):  # donated, and nothing in its place
+                self.failure = error
+            raise
         return True
 
     def _pack(self, planned: Schedule, samples: tuple[Sample, ...], shape: PlanShape) -> np.ndarray:
@@ -217,12 +233,20 @@ class Engine:
     def _harvest(self) -> list[Sample]:
         record = self._in_flight[0]
         output: step.StepOutput = jax.device_get(record.output)  # waits: an interrupt here loses nothing
+        try:
+            return self._read(record, output)
+        except BaseException as error:
+            self.failure = error  # requests may have been told half of it
+            raise
+
+    def _read(self, record: _InFlight, output: step.StepOutput) -> list[Sample]:
+        """Tells requests, budget and queue what a step did; returns the samples that this changed."""
         self._in_flight.popleft()
         if not output.ok and record.schedule.steps == 1:
             raise AssertionError("the pool could not serve a step that the budget had room for")
         planned, rows = record.schedule, len(record.samples)
         made_R = output.made_KR[:, :rows].sum(axis=0).tolist()
-        tokens = output.tokens_KR[:, :rows].T.tolist()
+        tokens = output.sampled.token_R[:, :rows].T.tolist()
         over_R = output.done_R[:rows].tolist()
         failed_R = (output.sampled.bad_R & output.made_KR)[:, :rows].any(axis=0).tolist()
         counts_R = planned.counts_R.tolist()
@@ -255,7 +279,7 @@ class Engine:
             record.number, int(output.num_free), np.array(present, np.int64), np.array(lengths, np.int64)
         )
         self._queue = scheduler.finish(self._queue, over)
-        self.stats.record(planned, made_R, int(output.num_free), self._budget.read_S)
+        self.stats.record(planned, made_R, int(output.num_free), int(output.num_tokens), int(output.num_seqs))
         return changed
 
     def _logprobs(self, found: Candidates, sample: Sample, row: int, tokens: list[int]) -> list[dict]:
@@ -274,3 +298,15 @@ class Engine:
             for i in range(min(count, len(ids) - 1 - first)):
                 request.prompt_logprobs.append(found.table(start + i, ids[first + i + 1], top, self.loaded.tokenizer))
         return start + count
+
+
+def _beside(loaded: LoadedModel, state: step.DecodeState) -> step.DecodeState:
+    """The state on the device that has the weights.
+
+    Raises:
+      ValueError: on several devices.
+    """
+    devices = {device for leaf in jax.tree.leaves(loaded.weights) for device in leaf.devices()}
+    if len(devices) > 1:
+        raise ValueError(f"the weights are on {len(devices)} devices and this version runs on one; try loading on one")
+    return jax.device_put(state, devices.pop())

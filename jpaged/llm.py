@@ -10,6 +10,7 @@ import functools
 import importlib.metadata
 import os
 import sys
+import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -20,6 +21,7 @@ from tqdm import tqdm
 
 from jpaged import cache as kv
 from jpaged import validate
+from jpaged.attention import resolve_backend
 from jpaged.config import EngineConfig, SamplingParams
 from jpaged.engine import Engine
 from jpaged.model import AttentionView, LoadedModel
@@ -32,7 +34,7 @@ Prompt: TypeAlias = str | Sequence[int] | np.ndarray | Mapping[str, Any]
 
 
 class LLM:
-    """A model ready to generate.
+    """A model ready to generate. Threads may share one: each gets its own results.
 
     >>> llm = LLM("default")
     >>> llm.generate("The capital of France is", SamplingParams(temperature=0, max_tokens=4))[0].outputs[0].text
@@ -48,8 +50,10 @@ class LLM:
 
     def __init__(self, model: LoadedModel | str | os.PathLike[str], **settings: Any):
         config = EngineConfig(**settings)
+        resolve_backend(config.backend)  # before a model is fetched and loaded for nothing
         loaded = load(os.fspath(model), config.dtype) if isinstance(model, str | os.PathLike) else model
         self.engine = Engine(loaded, config)
+        self._lock = threading.RLock()  # of all that follows and of the engine: one thread at a time steps it
         self._next_id = 0
         self._users = 0  # generators that drive the engine
         self._unread: dict[Sample, None] = {}  # samples that changed, until the one whose they are looks at them
@@ -65,32 +69,34 @@ class LLM:
         return self.engine.loaded.tokenizer
 
     def problems(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> dict[int, list[str]]:
         """What is wrong with each request, by index; requests that can be served are not in it."""
-        listed, params_list = _paired(prompts, params)
+        listed, params_list = _paired(prompts, sampling_params)
         checked = (self._check(prompt, each) for prompt, each in zip(listed, params_list, strict=True))
         return {index: faults for index, (_, _, faults) in enumerate(checked) if faults}
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        prompts: Prompt | Iterable[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        progress: bool | None = None,
+        use_tqdm: bool | None = None,
     ) -> list[RequestOutput]:
         """Completes every prompt, batched continuously; outputs are in the order of the prompts.
 
         Args:
           prompts: A text, a list of ids, a mapping with "prompt" or "prompt_token_ids", or a list of such.
-          params: One for all, or one a prompt; None is `SamplingParams()`.
-          progress: Whether to show a progress bar; None shows one on a terminal.
+          sampling_params: One for all, or one a prompt; None is `SamplingParams()`.
+          use_tqdm: Whether to show a progress bar; None shows one on a terminal.
 
         Raises:
           ValueError: naming every request that is wrong, before anything runs.
         """
-        requests = self._requests(prompts, params)
-        with tqdm(total=len(requests), unit="request", disable=_hidden(progress), leave=False) as bar:
+        requests = self._requests(prompts, sampling_params)
+        with tqdm(total=len(requests), unit="request", disable=_hidden(use_tqdm), leave=False) as bar:
             unfinished = {request.id for request in requests}
             for sample in self._run(requests):
                 if sample.request.finished and sample.request.id in unfinished:
@@ -99,29 +105,35 @@ class LLM:
         return [request.output() for request in requests]
 
     def stream(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> Generator[Delta, None, None]:
         """As `generate`, handing out what each sample gains as it comes. Closing the iterator aborts what is left.
 
         Raises:
           ValueError: as `generate`, at the call.
         """
-        requests = self._requests(prompts, params)
+        requests = self._requests(prompts, sampling_params)
         return (sample.delta() for sample in self._run(requests))
 
     def make_requests(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[Request]:
         """Requests for `Engine.add`, checked as `generate` checks them."""
-        return self._requests(prompts, params)
+        return self._requests(prompts, sampling_params)
 
     def chat(
-        self, messages: Sequence[Message] | Sequence[Sequence[Message]], params=None, **options: Any
+        self, messages: Sequence[Message] | Sequence[Sequence[Message]], sampling_params=None, **options: Any
     ) -> list[RequestOutput]:
         """`generate` on conversations, rendered by the model's chat template."""
         single = bool(messages) and isinstance(messages[0], Mapping)
         conversations: list[Any] = [messages] if single else list(messages)
-        return self.generate([self.chat_prompt(conversation) for conversation in conversations], params, **options)
+        return self.generate(
+            [self.chat_prompt(conversation) for conversation in conversations], sampling_params, **options
+        )
 
     def chat_prompt(self, messages: Sequence[Message]) -> Prompt:
         """The prompt that stands for a conversation; the template has written BOS itself where the model wants it."""
@@ -138,6 +150,8 @@ class LLM:
         Raises:
           ValueError: no tokens, too many, or ids out of range.
         """
+        if isinstance(token_ids, str):
+            raise ValueError(f"token_ids={token_ids[:80]!r} is a text; try llm.tokenizer.encode(text)")
         _, token_ids, faults = validate.read_prompt(token_ids, None)
         faults = faults or validate.prompt_problems(token_ids, self._limits)
         if faults:
@@ -153,9 +167,9 @@ class LLM:
             : len(token_ids)
         ]
 
-    def warmup(self, *, progress: bool | None = None) -> int:
+    def warmup(self, *, use_tqdm: bool | None = None) -> int:
         """Compiles every bucket, so that no request meets a compilation; returns how many there are."""
-        with tqdm(unit="bucket", desc="compiling", disable=_hidden(progress), leave=False) as bar:
+        with tqdm(unit="bucket", desc="compiling", disable=_hidden(use_tqdm), leave=False) as bar:
 
             def show(done: int, total: int) -> None:
                 bar.total = total
@@ -197,6 +211,8 @@ class LLM:
     def _requests(self, prompts: Any, params: Any) -> list[Request]:
         listed, params_list = _paired(prompts, params)
         requests, wrong = [], []
+        with self._lock:
+            first, self._next_id = self._next_id, self._next_id + len(listed)
         for index, (prompt, each) in enumerate(zip(listed, params_list, strict=True)):
             text, ids, faults = self._check(prompt, each)
             if faults:
@@ -204,7 +220,7 @@ class LLM:
                 continue
             requests.append(
                 Request(
-                    self._next_id + index,
+                    first + index,
                     text,
                     ids,
                     each,
@@ -216,34 +232,44 @@ class LLM:
             )
         if wrong:
             raise ValueError("\n".join(wrong))
-        self._next_id += len(requests)
         return requests
 
     def _run(self, requests: list[Request]):
         """Yields each sample that a step changed; whatever is left is aborted when the caller turns away."""
         mine = set(requests)
-        self._users += 1
+        with self._lock:
+            self._users += 1
         try:
-            for request in requests:
-                self.engine.add(request)
+            with self._lock:
+                self.engine.add(*requests)
             left = {request for request in requests if not request.finished}
             while left:
-                changed = self.engine.step()
-                self._unread |= dict.fromkeys(changed)
-                if not changed:  # somebody else may have aborted what is waited for
-                    left = {request for request in left if not request.finished}
-                for sample in [sample for sample in self._unread if sample.request in mine]:
-                    del self._unread[sample]
-                    left -= {sample.request} if sample.request.finished else set()
-                    yield sample
+                with self._lock:
+                    sample = self._take(mine)
+                    if sample is None:  # nobody has stepped for us, so we step for all
+                        self._unread |= dict.fromkeys(self.engine.step())
+                        sample = self._take(mine)
+                    if sample is None:  # somebody else may have aborted what is waited for
+                        left = {request for request in left if not request.finished}
+                        continue
+                    if sample.request.finished:
+                        left.discard(sample.request)
+                yield sample
         finally:
-            self._users -= 1
-            for request in requests:
-                self.engine.abort(request)
-            for sample in [sample for sample in self._unread if sample.request in mine]:
-                del self._unread[sample]
-            while not self._users and self.engine.has_work:
-                self.engine.step()
+            with self._lock:
+                self._users -= 1
+                self.engine.abort(*requests)
+                while self._take(mine) is not None:
+                    pass
+                while not self._users and self.engine.has_work:
+                    self.engine.step()
+
+    def _take(self, requests: set[Request]) -> Sample | None:
+        """A sample of these requests that changed since it was last looked at."""
+        sample = next((sample for sample in self._unread if sample.request in requests), None)
+        if sample is not None:
+            del self._unread[sample]
+        return sample
 
 
 def load(name: str, dtype: str) -> LoadedModel:
@@ -263,18 +289,19 @@ def load(name: str, dtype: str) -> LoadedModel:
 
 
 def _paired(prompts: Any, params: Any) -> tuple[list[Prompt], list[SamplingParams]]:
-    if isinstance(prompts, np.ndarray):
-        prompts = prompts.tolist()
     if not isinstance(prompts, Iterable):
         raise ValueError(f"prompts={prompts!r} must be a text, a list of ids, or a list of such; try a string")
-    single = isinstance(prompts, str | Mapping) or (prompts and all(isinstance(p, int | np.integer) for p in prompts))
-    listed: list[Any] = [prompts] if single else list(prompts)
+    listed: list[Any] = [prompts]
+    if not isinstance(prompts, str | Mapping):
+        several = prompts.tolist() if isinstance(prompts, np.ndarray) else list(prompts)
+        one_of_ids = several and all(isinstance(item, int | np.integer) for item in several)
+        listed = [several] if one_of_ids else several
     if params is None:
         params = SamplingParams()
     if isinstance(params, SamplingParams):
         return listed, [params] * len(listed)
     if not isinstance(params, Sequence):
-        raise ValueError(f"params={params!r} must be SamplingParams or a list of them; try SamplingParams()")
+        raise ValueError(f"sampling_params={params!r} must be SamplingParams or a list of them; try SamplingParams()")
     if len(params) != len(listed):
         raise ValueError(
             f"there are {len(listed)} prompts and {len(params)} SamplingParams; try one for all, or as many"
@@ -282,5 +309,5 @@ def _paired(prompts: Any, params: Any) -> tuple[list[Prompt], list[SamplingParam
     return listed, list(params)
 
 
-def _hidden(progress: bool | None) -> bool:
-    return not (sys.stderr.isatty() if progress is None else progress)
+def _hidden(use_tqdm: bool | None) -> bool:
+    return not (sys.stderr.isatty() if use_tqdm is None else use_tqdm)

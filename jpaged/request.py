@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from jpaged.config import INT32_MAX, SamplingParams
+from jpaged.config import NO_TOKEN, SamplingParams
 from jpaged.outputs import CompletionOutput, Delta, Logprob, RequestOutput
 from jpaged.tokenizer import TextStream, Tokenizer
 from jpaged.types import AnyArray
@@ -189,12 +189,12 @@ class Candidates:
     top_logprobs_XJ: AnyArray
 
     def table(self, x: int | tuple[int, int], token: int, top: int, tokenizer: Tokenizer | None) -> dict[int, Logprob]:
-        """The ``top`` likeliest tokens at place ``x``, and the token itself; INT32_MAX pads where there are fewer."""
+        """The ``top`` likeliest tokens at place ``x``, and the token itself; NO_TOKEN pads where there are fewer."""
         ids, logprobs = self.top_ids_XJ[x][:top].tolist(), self.top_logprobs_XJ[x][:top].tolist()
         found = {
             t: Logprob(p, r, _text(tokenizer, t))
             for r, (t, p) in enumerate(zip(ids, logprobs, strict=True), 1)
-            if t != INT32_MAX
+            if t != NO_TOKEN
         }
         found.setdefault(token, Logprob(float(self.logprob_X[x]), int(self.rank_X[x]), _text(tokenizer, token)))
         return found

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
-
 from jpaged.scheduler import Schedule
 
 
@@ -36,16 +34,16 @@ class Stats:
         """Share of the KV places in use that held tokens, averaged over steps; 1.0 before the first."""
         return self.token_steps / self.slot_steps if self.slot_steps else 1.0
 
-    def record(self, planned: Schedule, made_R: list[int], num_free: int, lengths_S: np.ndarray) -> None:
-        """Adds one step that was read."""
+    def record(self, planned: Schedule, made_R: list[int], num_free: int, num_tokens: int, num_seqs: int) -> None:
+        """Adds one step that was read, which left so many blocks free and so many sequences with tokens."""
         used = self.num_blocks - num_free
         self.prefill_tokens += int(planned.counts_R[planned.prefills_R].sum())
         self.decode_tokens += sum(made_R)
         self.steps += 1
         self.blocks_peak = max(self.blocks_peak, used)
-        self.sequences_peak = max(self.sequences_peak, int(np.count_nonzero(lengths_S)))
+        self.sequences_peak = max(self.sequences_peak, num_seqs)
         self.slot_steps += used * self.block_size
-        self.token_steps += min(int(lengths_S.sum()), used * self.block_size)
+        self.token_steps += num_tokens
 
     def reset(self) -> None:
         """Starts again from zero."""

@@ -23,7 +23,7 @@ from jpaged.attention import token_rows
 from jpaged.cache import KVCache, KVLayout
 from jpaged.model import AttentionView, Model, Weights
 from jpaged.plan import Plan, PlanShape
-from jpaged.sampling import Sampled, SamplerSlots
+from jpaged.sampling import Sampled, SamplerRows, TokenLogprobs
 from jpaged.tables import PagedState
 
 
@@ -41,7 +41,7 @@ class DecodeState(struct.PyTreeNode):
     paged: PagedState
     cache: KVCache
     history_SP: Int32[Array, "S P"]
-    samplers: SamplerSlots
+    samplers: SamplerRows
     done_S: Bool[Array, " S"]
 
 
@@ -49,28 +49,29 @@ class StepOutput(struct.PyTreeNode):
     """What the host reads, one step late. K is 1 after a prefill step.
 
     Attributes:
-      tokens_KR: The token sampled in each step for each row, where ``made_KR``.
+      sampled: The token of each step and row where ``made_KR``, its log-probabilities and flags, [K, R, …].
       made_KR: Whether that row was alive in that step.
-      sampled: Log-probabilities and flags of the same tokens, [K, R, …].
       done_R: Whether the row's sequence is over by a stop token or its limit, or has failed.
       steps: Decode steps that ran.
       num_free: Free blocks afterwards.
+      num_tokens, num_seqs: Tokens in all slots afterwards, and slots that hold any.
       ok: False if the pool could not serve the plan, and nothing has happened; or a further decode step of it, and
         ``steps`` says how many ran.
       prompt_logprobs: For each prompt token, or None; see `sampling.prompt_logprobs`.
     """
 
-    tokens_KR: Int32[Array, "K R"]
-    made_KR: Bool[Array, "K R"]
     sampled: Sampled
+    made_KR: Bool[Array, "K R"]
     done_R: Bool[Array, " R"]
     steps: Int32[Array, ""]
     num_free: Int32[Array, ""]
+    num_tokens: Int32[Array, ""]
+    num_seqs: Int32[Array, ""]
     ok: Bool[Array, ""]
-    prompt_logprobs: sampling.PromptLogprobs | None
+    prompt_logprobs: TokenLogprobs | None
 
 
-def create_state(layout: KVLayout, *, max_num_seqs: int, max_model_len: int, samplers: SamplerSlots) -> DecodeState:
+def create_state(layout: KVLayout, *, max_num_seqs: int, max_model_len: int, samplers: SamplerRows) -> DecodeState:
     """An idle state: all blocks free, all slots empty."""
     return DecodeState(
         paged=tables.create(layout.num_blocks, max_num_seqs, -(-max_model_len // layout.block_size), layout.block_size),
@@ -209,7 +210,7 @@ class Steps:
 
     def _prompt_logprobs(
         self, weights: Weights, state: DecodeState, plan: Plan, hidden_TE: Array, cu_q_lens_R1: Array
-    ) -> sampling.PromptLogprobs:
+    ) -> TokenLogprobs:
         """Log-probabilities of the prompt token that follows each token of this step, where a row asks for them."""
         num_tokens = hidden_TE.shape[0]
         lens_R = state.paged.lengths_S.at[plan.slots_R].get(mode="fill", fill_value=0)
@@ -230,15 +231,16 @@ class Steps:
         made_KR: Array,
         steps: Array,
         ok: Array,
-        prompt_logprobs: sampling.PromptLogprobs | None,
+        prompt_logprobs: TokenLogprobs | None,
     ) -> StepOutput:
         return StepOutput(
-            tokens_KR=sampled.token_R,
-            made_KR=made_KR,
             sampled=sampled,
+            made_KR=made_KR,
             done_R=~self._live(state, plan),
             steps=steps,
             num_free=state.paged.pool.num_free,
+            num_tokens=jnp.sum(state.paged.lengths_S, dtype=jnp.int32),
+            num_seqs=jnp.sum(state.paged.lengths_S > 0, dtype=jnp.int32),
             ok=ok,
             prompt_logprobs=prompt_logprobs,
         )

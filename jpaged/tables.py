@@ -21,6 +21,7 @@ from jaxtyping import Array, Bool, Int32
 
 from jpaged import blocks
 from jpaged.blocks import BlockPool
+from jpaged.config import INT32_MAX
 from jpaged.types import AnyArray, BlockTables, Flag, PerSlot
 
 
@@ -90,9 +91,9 @@ def create(num_blocks: int, max_seqs: int, max_blocks_per_seq: int, block_size: 
             ("max_blocks_per_seq", max_blocks_per_seq),
             ("block_size", block_size),
         )
-        if not 1 <= value < blocks.INT32_MAX
+        if not 1 <= value < INT32_MAX
     ]
-    if max_blocks_per_seq * block_size > blocks.INT32_MAX:
+    if max_blocks_per_seq * block_size > INT32_MAX:
         faults.append(f"{max_blocks_per_seq=} * {block_size=} must be below 2**31, for lengths are int32; try less")
     if faults:
         raise ValueError("; ".join(faults))

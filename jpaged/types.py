@@ -25,7 +25,11 @@ D       width of one head
 E       width of the model
 F       width of the MLP
 V       entries of the vocabulary
+I, O    inputs and outputs of a product
+X, Q    tiles of queries, and queries of a tile
 ======  ====================================================================================
+
+A file that needs a letter for something of its own says so in its first lines; there it means that.
 
 NULL
     The block id that names no block. Its value is ``num_blocks``, one past the last id. A gather with

@@ -61,11 +61,8 @@ def read_prompt(prompt: Any, tokenizer: Tokenizer | None) -> tuple[str | None, l
     elif not isinstance(prompt, str):
         text, ids = None, prompt
     if text is not None and not isinstance(text, str):
-        return (
-            None,
-            [],
-            [f"the prompt's text must be a string, not {type(text).__name__}; try a string or a list of ids"],
-        )
+        kind = type(text).__name__
+        return None, [], [f"the prompt's text must be a string, not {kind}; try a string or a list of ids"]
     if ids is not None:
         if not isinstance(ids, Sequence | np.ndarray) or isinstance(ids, str | bytes):
             return text, [], [f"prompt_token_ids must be a list of ids, not {type(ids).__name__}; try [1, 2, 3]"]
@@ -90,7 +87,10 @@ def prompt_problems(ids: Sequence[int], limits: Limits) -> list[str]:
     faults = []
     outside = [i for i in ids if not 0 <= i < limits.vocab_size]
     if outside:
-        faults.append(f"prompt token {outside[0]} is out of range; ids must be from 0 to {limits.vocab_size - 1}")
+        faults.append(
+            f"prompt token {outside[0]} is out of range; ids must be from 0 to {limits.vocab_size - 1}, so try the "
+            "tokenizer that belongs to this model"
+        )
     if len(ids) > limits.config.max_model_len:
         faults.append(
             f"the prompt has {len(ids)} tokens and max_model_len is {limits.config.max_model_len}; try a shorter one"
@@ -158,13 +158,22 @@ def stop_ids(params: SamplingParams, limits: Limits) -> tuple[int, ...]:
 
 
 def bad_word_ids(params: SamplingParams, tokenizer: Tokenizer | None) -> list[list[int]]:
-    """Token sequences to ban: each word as it begins a text, and as it follows a space (as vLLM reads them)."""
+    """Token sequences to ban: each word as it begins a text, and as it follows a space, as vLLM reads them.
+
+    vLLM takes all white space off a word first, and so bans nothing for a line break; here only spaces go, and not all.
+
+    Raises:
+      ValueError: the tokenizer has no token for a word, or the word is no Unicode.
+    """
     found: list[list[int]] = []
     if tokenizer is None:
         return found
     for word in params.bad_words:
-        for text in (word.lstrip(), " " + word.lstrip()):
+        bare = word.lstrip(" ")
+        for text in (bare, " " + bare) if bare else (word,):
             ids = tokenizer.encode(text, add_special_tokens=False)
-            if ids and ids not in found:
+            if not ids:
+                raise ValueError(f"{word!r} has no token, so it cannot be banned; leave it out")
+            if ids not in found:
                 found.append(ids)
     return found

@@ -6,7 +6,8 @@ running softmax (Milakov & Gimelshein 2018, section 3; split as in Flash-Decodin
 there are, never the table's width or the longest row, and memory holds W runs at a time.
 
 Rows of one query (decode) and of many (prefill) get tiles of different heights, one loop each; a loop with nothing to
-do makes no trip. It knows nothing of models, and writing new tokens is not its business.
+do makes no trip. It knows nothing of models, and writing new tokens is not its business. Here C counts the tokens of a
+run.
 """
 
 from __future__ import annotations

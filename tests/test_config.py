@@ -62,6 +62,7 @@ GOOD = [
     {"min_p": 1},
     {"presence_penalty": -2.0, "frequency_penalty": 2},
     {"repetition_penalty": 0.1},
+    {"repetition_penalty": 2**-126},
     {"seed": 0},
     {"seed": 2**63 - 1},
     {"seed": -(2**63)},
@@ -112,6 +113,7 @@ BAD = [
     ("frequency_penalty", -2.1),
     ("frequency_penalty", "1"),
     ("repetition_penalty", 0),
+    ("repetition_penalty", 1e-46),  # 0 in float32
     ("repetition_penalty", -1.0),
     ("repetition_penalty", math.inf),
     ("seed", 1.0),

@@ -7,7 +7,6 @@ here sorts, and no row can see another: see `ranks` and `weights` for how.
 from jpaged.sampling.logprobs import TokenLogprobs, prompt_logprobs, token_logprobs
 from jpaged.sampling.packing import pack_row, seed_words
 from jpaged.sampling.rows import (
-    NO_TOKEN,
     RowLayout,
     SamplerRows,
     create,
@@ -17,16 +16,10 @@ from jpaged.sampling.rows import (
 )
 from jpaged.sampling.sampler import Sampled, blank, is_over, sample
 
-PromptLogprobs = TokenLogprobs  # those of a prompt's tokens
-SamplerSlots = SamplerRows  # the rows of all slots
-
 __all__ = [
-    "NO_TOKEN",
-    "PromptLogprobs",
     "RowLayout",
     "Sampled",
     "SamplerRows",
-    "SamplerSlots",
     "TokenLogprobs",
     "blank",
     "create",

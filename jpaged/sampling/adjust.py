@@ -10,7 +10,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float32, Int32
 
-from jpaged.sampling.rows import NO_TOKEN, SamplerRows
+from jpaged.checks import FLOAT32_MAX
+from jpaged.config import NO_TOKEN
+from jpaged.sampling.rows import SamplerRows
 
 
 def adjust(
@@ -50,7 +52,7 @@ def _same(x_RV: Array) -> Array:
 
 
 def _row_numbers(ids_RJ: Array) -> Array:
-    return jnp.arange(ids_RJ.shape[0])[:, None]
+    return jnp.arange(ids_RJ.shape[0], dtype=jnp.int32)[:, None]
 
 
 def _ban(x_RV: Float32[Array, "R V"], ids_RJ: Int32[Array, "R J"]) -> Float32[Array, "R V"]:
@@ -86,6 +88,7 @@ def _penalise(
 
     repetition_R1 = rows.repetition_R[:, None]
     repeated_RV = jnp.where(x_RV > 0, x_RV / repetition_R1, x_RV * repetition_R1)
-    x_RV = jnp.where(seen_RV, repeated_RV, x_RV)
+    repeated_RV = jnp.clip(repeated_RV, -FLOAT32_MAX, FLOAT32_MAX)  # what is infinite could not be sampled
+    x_RV = jnp.where(seen_RV & jnp.isfinite(x_RV), repeated_RV, x_RV)
     x_RV -= rows.frequency_R[:, None] * counts_RV.astype(jnp.float32)
     return x_RV - rows.presence_R[:, None] * (counts_RV > 0).astype(jnp.float32)

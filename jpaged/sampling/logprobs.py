@@ -12,8 +12,9 @@ from flax import struct
 from jax import lax
 from jaxtyping import Array, Bool, Float32, Int32
 
+from jpaged.config import NO_TOKEN
 from jpaged.sampling import ranks
-from jpaged.sampling.rows import NO_TOKEN, RowLayout
+from jpaged.sampling.rows import RowLayout
 
 CHUNK = 64  # prompt tokens whose logits, [CHUNK, V], are in memory at once
 
@@ -53,7 +54,7 @@ def token_logprobs(logits_TV: Float32[Array, "T V"], tokens_T: Int32[Array, " T"
     place = ranks.at(logits_TV, tokens_T)
     return TokenLogprobs(
         logprob_T=place.value_R - log_sum_T,
-        rank_T=1 + jnp.sum(ranks.before(logits_TV, place).astype(jnp.int32), axis=1),
+        rank_T=1 + jnp.sum(ranks.before(logits_TV, place), axis=1, dtype=jnp.int32),
         top_ids_TJ=jnp.where(ids_TJ < size, ids_TJ, NO_TOKEN),
         top_logprobs_TJ=values_TJ - log_sum_T[:, None],
     )

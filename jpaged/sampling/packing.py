@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int32, UInt32
 
-from jpaged.config import SamplingParams
-from jpaged.sampling.rows import INT32_MAX, NO_TOKEN, RowLayout
+from jpaged.config import INT32_MAX, NO_TOKEN, SamplingParams
+from jpaged.sampling.rows import RowLayout
 
 
 def seed_words(seed: int) -> UInt32[np.ndarray, "2"]:

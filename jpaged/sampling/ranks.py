@@ -3,7 +3,8 @@
 Entries rank by value, greatest first, and equal values by index, lowest first. It knows arrays of values and of integer
 weights, [R, V]; it does not know what they mean. A sort of a vocabulary costs more than the sampler may.
 
-Blocks of 128 entries make the searches short: they look for the block first, then inside it.
+Blocks of 128 entries make the searches short: they look for the block first, then inside it. Here C counts blocks and B
+the entries of one.
 """
 
 from typing import NamedTuple
@@ -54,7 +55,7 @@ def kth(x_RV: Float32[Array, "R V"], k_R: Int32[Array, " R"]) -> Place:
 
 def weight_before(x_RV: Float32[Array, "R V"], weights_RV: Int32[Array, "R V"], place: Place) -> Int32[Array, " R"]:
     """The sum of the weights of the entries that rank before a place."""
-    return jnp.sum(jnp.where(before(x_RV, place), weights_RV, 0), axis=1)
+    return jnp.sum(jnp.where(before(x_RV, place), weights_RV, 0), axis=1, dtype=jnp.int32)
 
 
 def before(x_RV: Float32[Array, "R V"], place: Place) -> Array:
@@ -70,12 +71,12 @@ def first_reaching(weights_RV: Int32[Array, "R V"], need_R: Int32[Array, " R"]) 
     ``1 <= need <= sum(weights)``, and the sum must fit an int32.
     """
     blocks_RCB = _blocks(weights_RV, 0)
-    ends_RC = jnp.cumsum(jnp.sum(blocks_RCB, axis=2), axis=1)
-    before_R = jnp.sum((ends_RC < need_R[:, None]).astype(jnp.int32), axis=1)
+    ends_RC = jnp.cumsum(jnp.sum(blocks_RCB, axis=2, dtype=jnp.int32), axis=1, dtype=jnp.int32)
+    before_R = jnp.sum(ends_RC < need_R[:, None], axis=1, dtype=jnp.int32)
     block_R = jnp.minimum(before_R, ends_RC.shape[1] - 1)  # a need out of range stays inside the array
     weights_RB = _pick(blocks_RCB, block_R)
-    rest_R = need_R - (_pick(ends_RC, block_R) - jnp.sum(weights_RB, axis=1))
-    within_R = jnp.sum((jnp.cumsum(weights_RB, axis=1) < rest_R[:, None]).astype(jnp.int32), axis=1)
+    rest_R = need_R - (_pick(ends_RC, block_R) - jnp.sum(weights_RB, axis=1, dtype=jnp.int32))
+    within_R = jnp.sum(jnp.cumsum(weights_RB, axis=1, dtype=jnp.int32) < rest_R[:, None], axis=1, dtype=jnp.int32)
     return jnp.minimum(block_R * BLOCK + within_R, weights_RV.shape[1] - 1)
 
 
@@ -104,14 +105,16 @@ def _kth_by_halving(x_RV: Float32[Array, "R V"], k_R: Int32[Array, " R"]) -> Pla
         low_R, high_R = interval
         middle_R = (low_R & high_R) + ((low_R ^ high_R) >> 1)  # the mean, rounded down, without overflow
         value_R1 = lax.bitcast_convert_type(_flip(middle_R), jnp.float32)[:, None]
-        few_R = jnp.sum((x_RV > value_R1).astype(jnp.int32), axis=1) < k_R
+        few_R = jnp.sum(x_RV > value_R1, axis=1, dtype=jnp.int32) < k_R
         return jnp.where(few_R, low_R, middle_R), jnp.where(few_R, middle_R, high_R)
 
-    low_R, high_R = (_flip(lax.bitcast_convert_type(jnp.full(k_R.shape, v), jnp.int32)) for v in (-jnp.inf, jnp.inf))
+    low_R, high_R = (
+        _flip(lax.bitcast_convert_type(jnp.full(k_R.shape, v, jnp.float32), jnp.int32)) for v in (-jnp.inf, jnp.inf)
+    )
     _, high_R = lax.fori_loop(0, 32, halve, (low_R, high_R))
     value_R = lax.bitcast_convert_type(_flip(high_R), jnp.float32)
     # Of the entries with that value, the first few by index make up what is missing above it.
-    above_R = jnp.sum((x_RV > value_R[:, None]).astype(jnp.int32), axis=1)
+    above_R = jnp.sum(x_RV > value_R[:, None], axis=1, dtype=jnp.int32)
     index_R = first_reaching((x_RV == value_R[:, None]).astype(jnp.int32), k_R - above_R)
     return at(x_RV, index_R)
 
@@ -171,4 +174,4 @@ def _blocks(x_RV: Array, fill: float) -> Array:
 
 def _pick(x_RN: Array, index_R: Array) -> Array:
     """One entry of each row: ``x[r, index[r]]``."""
-    return x_RN[jnp.arange(x_RN.shape[0]), index_R]
+    return x_RN[jnp.arange(x_RN.shape[0], dtype=jnp.int32), index_R]

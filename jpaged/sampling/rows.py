@@ -1,7 +1,7 @@
 """The sampling settings of slots: one row of arrays each, and the packed form in which the host sends them.
 
 It knows names, shapes and neutral values. What the settings do is in the other files of this package; how a request's
-parameters become a row is in `packing`.
+parameters become a row is in `packing`. Here E counts stop ids, W bad words and L the tokens of one.
 """
 
 import dataclasses
@@ -15,11 +15,8 @@ from flax import struct
 from jax import lax
 from jaxtyping import Array, Bool, Float32, Int32, UInt32
 
-from jpaged.config import EngineConfig
+from jpaged.config import INT32_MAX, NO_TOKEN, EngineConfig
 from jpaged.types import AnyArray
-
-INT32_MAX = 2**31 - 1
-NO_TOKEN = INT32_MAX  # pads lists of token ids: past every vocabulary, so that a scatter with mode="drop" ignores it
 
 
 class SamplerRows(struct.PyTreeNode):

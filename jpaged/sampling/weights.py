@@ -59,7 +59,7 @@ def keep_top_k(
 
     def cut(weights_RV: Array) -> Array:
         # A token of weight 0 may count among the k or not: it is never drawn. All that weigh anything is enough.
-        heavy_R = jnp.sum((weights_RV > 0).astype(jnp.int32), axis=1)
+        heavy_R = jnp.sum(weights_RV > 0, axis=1, dtype=jnp.int32)
         last = ranks.kth(x_RV, jnp.where(wanted_R, jnp.minimum(top_k_R, heavy_R), 1))
         after_last = Place(last.value_R, last.index_R + 1)
         return jnp.where(ranks.before(x_RV, after_last) | ~wanted_R[:, None], weights_RV, 0)
@@ -72,7 +72,7 @@ def top_p_target(weights_RV: Int32[Array, "R V"], top_p_R: Float32[Array, " R"])
 
     It is ``(top_p - SLACK) * total``, but at least 1, so that the first token stays, and all there is for top_p = 1.
     """
-    total_R = jnp.sum(weights_RV, axis=1)
+    total_R = jnp.sum(weights_RV, axis=1, dtype=jnp.int32)
     target_R = jnp.ceil(total_R.astype(jnp.float32) * (top_p_R - SLACK)).astype(jnp.int32)
     return jnp.where(top_p_R < 1, jnp.clip(target_R, 1, total_R), total_R)
 
@@ -115,7 +115,13 @@ def draw(
         return round_ + 1, done_R, token_R, bound, before_R
 
     everything = Place(jnp.full_like(x_RV[:, 0], -jnp.inf), jnp.full_like(target_R, x_RV.shape[1]))
-    start = (jnp.int32(0), ~active_R, jnp.zeros_like(target_R), everything, jnp.sum(weights_RV, axis=1))
+    start = (
+        jnp.int32(0),
+        ~active_R,
+        jnp.zeros_like(target_R),
+        everything,
+        jnp.sum(weights_RV, axis=1, dtype=jnp.int32),
+    )
     return lax.while_loop(again, attempt, start)[2]
 
 

@@ -112,6 +112,7 @@ def test_integers_stay_int32_where_jax_would_have_64_bits(function: Callable, ca
     assert {leaf.dtype for leaf in jax.tree.leaves(expected)} <= {np.dtype(np.int32), np.dtype(np.bool_)}
 
 
+@pytest.mark.usefixtures("no_executable_cache")
 @pytest.mark.parametrize("name", [name for name in CALLS if name not in ("grow", "apply")])  # made of the others
 def test_compiled_without_a_loop(name: str):
     function, calls = CALLS[name]
@@ -155,6 +156,7 @@ def test_append_updates_a_large_donated_state_in_place():
     assert " while(" not in hlo(compiled)
 
 
+@pytest.mark.usefixtures("no_executable_cache")
 def test_release_of_nothing_skips_the_work():
     pool = jax.eval_shape(lambda: blocks.create(65_536))
     ids = jax.ShapeDtypeStruct((512, 128), jnp.int32)

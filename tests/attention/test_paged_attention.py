@@ -198,6 +198,7 @@ def test_a_decode_promise_changes_nothing():
     np.testing.assert_array_equal(paged_attention(*args, max_q_len=1)[0], paged_attention(*args)[0])
 
 
+@pytest.mark.usefixtures("no_executable_cache")
 def test_memory_does_not_grow_with_the_table():
     def temporaries(width):
         q, _, cache, tables, kv_lens, cu = make_case(5, [1] * 4, [100] * 4, width=width, spare=4)

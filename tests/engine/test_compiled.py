@@ -15,6 +15,7 @@ from tests.models_tiny import tiny
 GIB = 1 << 30
 
 
+@pytest.mark.usefixtures("no_executable_cache")
 @pytest.mark.xdist_group("smollm2")
 def test_a_decode_step_needs_little_beside_the_cache():
     """16 slots, tables for 8,192 tokens and 1 GiB of KV: at most a twentieth of that, logits and sampling included."""

@@ -37,7 +37,7 @@ def llm() -> LLM:
     return make(*OFTEN)
 
 
-def make(block_size: int, decode_steps: int) -> LLM:
+def make(block_size: int, decode_steps: int, *, few_shapes: bool = True) -> LLM:
     llm = LLM(
         loaded(),
         dtype="float32",
@@ -48,8 +48,8 @@ def make(block_size: int, decode_steps: int) -> LLM:
         max_num_batched_tokens=64,  # long prompts come in chunks
         num_blocks=4096 // block_size,
     )
-    # Only two sizes, alone and together: each shape takes seconds to compile.
-    llm.engine.buckets = Buckets(rows=(1, len(NAMES)), prefill_rows=(1, len(NAMES)), tokens=(64,))
+    if few_shapes:  # only two sizes, alone and together: each shape takes seconds to compile
+        llm.engine.buckets = Buckets(rows=(1, len(NAMES)), prefill_rows=(1, len(NAMES)), tokens=(64,))
     return llm
 
 
@@ -61,7 +61,14 @@ def check(llm: LLM, names: list[str]) -> None:
         assert output.outputs[0].token_ids == case["greedy_ids"], case["name"]
 
 
-@pytest.mark.parametrize("engine", SETTINGS, indirect=True, ids=str)
+@pytest.mark.parametrize(
+    "engine",
+    [
+        pytest.param(each, marks=pytest.mark.every_setting if each in ((1, 1), (128, 1)) else (), id=str(each))
+        for each in SETTINGS
+    ],
+    indirect=True,
+)
 def test_all_together(engine: LLM):
     check(engine, NAMES)
 
@@ -76,13 +83,30 @@ def test_each_alone(engine: LLM):
         check(engine, [name])
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_first_step_logits(llm: LLM, name: str):
+@pytest.mark.every_setting
+def test_together_in_the_shapes_that_users_get():
+    check(make(*OFTEN, few_shapes=False), NAMES)
+
+
+def check_logits(llm: LLM, name: str) -> None:
     case = golden(f"smollm2/{name}.json")
     logits = llm.compute_logits(case["prompt_ids"])[-1]
     ids = np.array([token for token, _ in case["first_step_top5"]])
     np.testing.assert_array_equal(np.argsort(-logits, kind="stable")[:5], ids)
     np.testing.assert_allclose(logits[ids], [score for _, score in case["first_step_top5"]], atol=2e-3, rtol=0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_first_step_logits(llm: LLM, name: str):
+    check_logits(llm, name)
+
+
+@pytest.mark.every_setting
+@pytest.mark.parametrize("block_size", [1, 128])
+def test_first_step_logits_at_other_block_sizes(block_size: int):
+    llm = make(block_size, 8)
+    for name in NAMES:
+        check_logits(llm, name)
 
 
 def test_text_streams_in_whole_characters(llm: LLM):

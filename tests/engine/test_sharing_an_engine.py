@@ -1,8 +1,11 @@
 """Several users of one engine, and what is left of it after an interrupt or a failure."""
 
+import concurrent.futures
+
 import pytest
 
 from jpaged import LLM, SamplingParams
+from jpaged.request import Sample
 from tests.models_tiny import golden, tiny
 
 SMALL = {"dtype": "float32", "max_model_len": 128, "max_num_seqs": 2, "max_num_batched_tokens": 16, "block_size": 4}
@@ -51,6 +54,16 @@ def test_a_call_in_the_middle_of_a_stream_takes_nothing_from_it(llm: LLM):
     assert is_whole(llm)
 
 
+def test_threads_get_each_its_own(llm: LLM):
+    """All of them at once, over and over: a step that two of them read would give tokens twice, or to nobody."""
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        jobs = [(which % 2, pool.submit(llm.generate, PROMPTS[which % 2], GREEDY)) for which in range(24)]
+        for which, job in jobs:
+            (output,) = job.result(timeout=300)
+            assert output.outputs[0].token_ids == CASES[which]["greedy"]
+    assert is_whole(llm)
+
+
 def test_closing_one_stream_leaves_the_other_running(llm: LLM):
     kept, closed = (llm.stream(prompt, GREEDY) for prompt in PROMPTS)
     begun = next(kept)
@@ -78,14 +91,45 @@ def test_an_interrupt_before_a_step_is_dispatched_loses_nothing(llm: LLM, kind: 
     assert [output.outputs[0].token_ids for output in outputs] == [case["greedy"] for case in CASES]
 
 
+@pytest.mark.parametrize("where", ["sent", "read"])
+def test_an_interrupt_that_loses_a_step_ends_the_engine_and_hangs_nobody(where: str, monkeypatch: pytest.MonkeyPatch):
+    broken = LLM(tiny("llama"), **SMALL)
+    real, accept = broken.engine.steps.decode, Sample.accept
+
+    def interrupted(*args, **options):
+        real(*args, **options)  # the state is donated to it and its results never arrive
+        raise KeyboardInterrupt
+
+    def interrupted_reading(self, *args, **options):
+        accept(self, *args, **options)
+        if self.finish_reason is not None:
+            raise KeyboardInterrupt
+
+    if where == "sent":
+        monkeypatch.setattr(broken.engine.steps, "decode", interrupted)
+    else:
+        monkeypatch.setattr(Sample, "accept", interrupted_reading)
+    with pytest.raises(KeyboardInterrupt):
+        broken.generate(PROMPTS, GREEDY)
+    monkeypatch.undo()
+    with pytest.raises(RuntimeError, match=r"a step of this engine failed \(KeyboardInterrupt\); make a new one"):
+        broken.generate(PROMPTS, GREEDY)
+
+
 def test_a_failed_step_is_told_as_it_was_and_ends_the_engine(monkeypatch: pytest.MonkeyPatch):
     broken = LLM(tiny("llama"), **SMALL)
 
     def fails(*args, **options):
         raise RuntimeError("the device is on fire")
 
+    going = broken.stream(PROMPTS[0], GREEDY)
+    next(going)
     monkeypatch.setattr(broken.engine.steps, "prefill", fails)
     with pytest.raises(RuntimeError, match=r"^the device is on fire$"):
         broken.generate(PROMPTS, GREEDY)
-    with pytest.raises(RuntimeError, match=r"a step of this engine failed \(the device is on fire\); make a new one"):
+    told = r"a step of this engine failed \(the device is on fire\); make a new one"
+    with pytest.raises(RuntimeError, match=told):
         broken.generate(PROMPTS, GREEDY)
+    with pytest.raises(RuntimeError, match=told):  # whoever waits for another request is told the same
+        list(going)
+    assert str(broken.engine.failure) == "the device is on fire"

@@ -6,6 +6,7 @@ import pytest
 from jpaged import LLM, SamplingParams, plan, sampling
 from jpaged.engine import Engine
 from jpaged.step import StepOutput
+from tests.engine import conservation
 from tests.models_tiny import golden, tiny
 
 PROMPT = golden("llama", "golden_float32")[0]["prompt"][:3]
@@ -29,6 +30,7 @@ def run(engine: Engine, kind: str, **sections) -> StepOutput:
             view[name][: len(values)] = values
     step = getattr(engine.steps, kind)
     engine._state, output = step(engine.loaded.weights, engine._state, packed, shape=shape)
+    conservation.check(engine.state.paged)
     return jax.device_get(output)
 
 
@@ -57,13 +59,13 @@ def prefill(engine: Engine, slot: int, prompt: list[int]) -> StepOutput:
 
 
 def test_decode_leaves_early_when_blocks_run_short_and_goes_on_when_there_are_some(engine: Engine):
-    made = prefill(engine, 0, PROMPT).tokens_KR[0, :1].tolist()
+    made = prefill(engine, 0, PROMPT).sampled.token_R[0, :1].tolist()
     output = run(engine, "decode", steps=8, slots=[0], counts=[1])
     # 3 tokens, and room for 8: the KV of five more fits, then a third block would be needed.
     assert (int(output.steps), bool(output.ok), int(output.num_free)) == (5, False, 0)
     assert output.made_KR[:, 0].tolist() == [True] * 5 + [False] * 3
     assert engine.state.paged.lengths_S.tolist() == [8, 0]
-    made += output.tokens_KR[:5, 0].tolist()
+    made += output.sampled.token_R[:5, 0].tolist()
     refused = run(engine, "decode", steps=8, slots=[0], counts=[1])
     assert (int(refused.steps), bool(refused.ok)) == (0, False)
     assert engine.state.paged.lengths_S.tolist() == [8, 0]

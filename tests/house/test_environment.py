@@ -114,6 +114,23 @@ def test_changed_declarations_are_installed_again(machine: Machine, name: str):
     assert machine.did == [INSTALLED_DEV]
 
 
+def test_a_folder_of_somebody_else_is_left_alone(machine: Machine):
+    (machine.checkout / ".venv").mkdir()
+    (machine.checkout / ".venv" / "thesis.tex").touch()
+    assert ".venv is there already, and not from here. Move it away" in machine.set_up()
+    assert machine.did == [] and (machine.checkout / ".venv" / "thesis.tex").exists()
+
+
+def test_an_environment_named_by_the_environment_is_not_touched(machine: Machine):
+    """VENV=/opt/venv is common in containers."""
+    shutil.copy(ROOT / "Makefile", machine.checkout)
+    theirs = {**os.environ, "VENV": "/nonexistent/venv", "PATH": f"{machine.path}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["make", "--dry-run", "venv"], cwd=machine.checkout, env=theirs, capture_output=True, text=True, check=True
+    )
+    assert "'.venv'" in done.stdout and "nonexistent" not in done.stdout
+
+
 def test_another_python_means_another_environment(machine: Machine):
     machine.set_up()
     machine.set_up(version="3.13.0")

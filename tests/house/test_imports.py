@@ -17,19 +17,19 @@ ORDER_OF_PACKAGES = (*PACKAGES, SCRIPTS)
 # stands left of a `<`, and through the lines together, every room that those may. Rooms between the same two `<` do not
 # know each other. Only jpaged/__init__.py, which is the front door and no room, may import them all.
 ORDER_OF_ROOMS = """
-    types config < blocks < tables < cache < xla_attention < attention < model sampling < beam speculative < step
-    types config < budget < prefix < scheduler < stats
+    checks < config
+    types config < blocks < tables < cache < xla_attention < attention < model sampling < step
+    types config < budget < scheduler < stats
     types config < tokenizer weights < model
     types config tokenizer < outputs < request
-    config tokenizer model < sizing < validate
+    config tokenizer model < dtypes < sizing < validate
     buckets < plan < step
-    buckets plan request sizing stats step < engine
-    weights outputs validate engine < llm < server
-    config < capacity
+    buckets plan request dtypes sizing stats step < engine
+    weights outputs validate engine < llm
 """
 
 # The host plans without a device: these do not use JAX.
-HOST_ROOMS = ("config", "budget", "prefix", "scheduler", "stats", "buckets", "outputs", "request", "capacity")
+HOST_ROOMS = ("checks", "config", "budget", "scheduler", "stats", "buckets", "outputs", "request")
 JAX = {"jax", "jaxlib", "flax", "orbax"}
 
 # The kernels know arrays and JAX, and could be lifted out.

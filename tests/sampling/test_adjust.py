@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -75,6 +76,15 @@ def test_a_biased_or_penalised_ban_stays_a_ban():
     found = adjusted(np.zeros((1, VOCAB), np.float32), settings, [[0, 0, 3, 4]], vocab_limit=7)
     assert np.flatnonzero(found[0] == -np.inf).tolist() == [3, 4, 7, 8]
     assert not np.isnan(found).any()
+
+
+@pytest.mark.parametrize("repetition", [2.0**-126, 3e38])
+def test_no_penalty_makes_a_logit_infinite(repetition: float):
+    x = np.array([[40.0, -40.0, 0.0, -np.inf, np.inf, np.nan, 1.0, 1.0, 1.0]], np.float32)
+    params = SamplingParams(repetition_penalty=repetition, presence_penalty=2.0)
+    found = adjusted(x, rows(sampling, [params], prompt_len=[7]), [list(range(7))])
+    assert np.isfinite(found[0, [0, 1, 2]]).all() and found[0, 0] >= found[0, 2] > found[0, 1]
+    assert found[0, 3:6].tolist()[:2] == [-np.inf, np.inf] and np.isnan(found[0, 5])  # what the model gave so stays
 
 
 def test_ids_past_the_limit_are_forbidden_even_where_they_are_nan():

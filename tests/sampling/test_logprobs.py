@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from jpaged import sampling
-from jpaged.config import SamplingParams
-from jpaged.sampling import NO_TOKEN
+from jpaged.config import NO_TOKEN, SamplingParams
 from tests.sampling import reference
 from tests.sampling.support import layout, rows, sample
 
@@ -67,7 +66,7 @@ def test_prompt_logprobs_in_chunks(num_tokens: int):
     next_T = jnp.asarray(generator.integers(0, 50, num_tokens), jnp.int32)
 
     @jax.jit
-    def run(wanted: jax.Array) -> sampling.PromptLogprobs:
+    def run(wanted: jax.Array) -> sampling.TokenLogprobs:
         return sampling.prompt_logprobs(lambda hidden: hidden @ head_EV, hidden_TE, next_T, wanted, layout(sampling))
 
     found = run(jnp.array(True))

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from jpaged import sampling
-from jpaged.config import EngineConfig, SamplingParams
-from jpaged.sampling import NO_TOKEN
+from jpaged.config import NO_TOKEN, EngineConfig, SamplingParams
 from tests.sampling.support import CONFIG, layout, rows
 
 PARAMS = SamplingParams(

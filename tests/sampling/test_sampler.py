@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from jpaged import sampling
-from jpaged.config import EngineConfig, SamplingParams
-from jpaged.sampling import NO_TOKEN
+from jpaged.config import NO_TOKEN, EngineConfig, SamplingParams
 from tests.sampling import reference
 from tests.sampling.support import VOCAB, layout, rows, sample, support
 
@@ -152,6 +151,7 @@ def test_blank_has_the_form_of_a_result():
         assert zeros.shape == (3, *field.shape) and zeros.dtype == field.dtype
 
 
+@pytest.mark.usefixtures("no_executable_cache")
 def test_nothing_is_sorted():
     """Neither in the program as written nor in the one that XLA makes of it."""
     layout_ = sampling.RowLayout.of(EngineConfig(), 1000)

@@ -15,8 +15,8 @@ def schedule(counts: list[int], prefills: list[bool]) -> Schedule:
 def test_tokens_blocks_and_sequences_by_hand():
     stats = Stats(block_size=4, num_blocks=10)
     assert stats.kv_share == 1.0
-    stats.record(schedule([5, 1], [True, False]), [1, 1], num_free=7, lengths_S=np.array([5, 3, 0]))
-    stats.record(schedule([1], [False]), [3], num_free=8, lengths_S=np.array([8, 0, 0]))
+    stats.record(schedule([5, 1], [True, False]), [1, 1], num_free=7, num_tokens=8, num_seqs=2)
+    stats.record(schedule([1], [False]), [3], num_free=8, num_tokens=8, num_seqs=1)
     assert (stats.prefill_tokens, stats.decode_tokens, stats.steps) == (5, 5, 2)
     assert (stats.blocks_peak, stats.sequences_peak) == (3, 2)
     assert stats.kv_share == (8 + 8) / (3 * 4 + 2 * 4)

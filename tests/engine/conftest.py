@@ -1,0 +1,18 @@
+"""Every step of every engine here is followed by a check of its memory."""
+
+import pytest
+
+from jpaged.engine import Engine
+from tests.engine import conservation
+
+
+@pytest.fixture(autouse=True)
+def conserved(monkeypatch: pytest.MonkeyPatch):
+    step = Engine.step
+
+    def checked(self: Engine) -> list:
+        changed = step(self)
+        conservation.check(self.state.paged)
+        return changed
+
+    monkeypatch.setattr(Engine, "step", checked)
