@@ -40,5 +40,6 @@ def _explained(flag: flags.Flag) -> str:
     if isinstance(flag, flags.MultiFlag):
         said = said.partition(";\n")[0] + " Repeatable."
     if flag.default is not None and not flag.boolean:
-        said += f" Default: {flag.default}."
+        default = ",".join(flag.default) if isinstance(flag.default, list) else flag.default  # as it would be typed
+        said += f" Default: {default}."
     return said

@@ -161,3 +161,4 @@ def test_help(script: Scripts, name: str):
     done = script(name).run("--help")
     assert (done.status, done.err) == (0, "")
     assert "--json" in done.out
+    assert "Default: [" not in done.out  # lists as they would be typed
