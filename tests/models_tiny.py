@@ -13,6 +13,8 @@ import ml_dtypes
 import numpy as np
 
 import models
+from jpaged import LLM
+from jpaged.buckets import Buckets
 from jpaged.config import DType
 from jpaged.model import LoadedModel
 from models import stacks
@@ -20,6 +22,22 @@ from models.llama import Llama
 from tests.house.tree import ROOT
 
 TINY = ROOT / "tests" / "data" / "golden" / "tiny"
+
+# The engine that most tests share: its steps take seconds to compile, and are then found in the tests' cache.
+SMALL: dict[str, Any] = {
+    "dtype": "float32",
+    "max_model_len": 128,
+    "max_num_seqs": 2,
+    "max_num_batched_tokens": 16,
+    "block_size": 4,
+}
+
+
+def few_shapes(llm: LLM) -> LLM:
+    """The same, with one size of each step instead of several: for settings that only one test has."""
+    buckets = llm.engine.buckets
+    llm.engine.buckets = Buckets(buckets.rows[-1:], buckets.prefill_rows[-1:], buckets.tokens[-1:])
+    return llm
 
 
 @functools.cache

@@ -10,7 +10,7 @@ import pytest
 from scripts.benchmarks.records import KEYS
 from tests.scripts.running import GOLDEN, Script
 
-pytestmark = pytest.mark.xdist_group("bench_scripts")  # one set of runs for all
+pytestmark = [pytest.mark.xdist_group("bench_scripts"), pytest.mark.one_python]  # one set of runs for all
 
 TINY = (
     f"--model={GOLDEN / 'tiny' / 'llama'}",

@@ -13,9 +13,8 @@ from jpaged import LLM, SamplingParams
 from jpaged.config import EngineConfig
 from jpaged.engine import Engine
 from scripts.common import usage
-from tests.models_tiny import golden, tiny
+from tests.models_tiny import SMALL, golden, tiny
 
-SMALL = {"dtype": "float32", "max_model_len": 128, "max_num_seqs": 2, "max_num_batched_tokens": 16, "block_size": 4}
 PROMPT = [311, 303, 192]
 
 

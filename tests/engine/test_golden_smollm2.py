@@ -26,6 +26,13 @@ SETTINGS = list(itertools.product((1, 16, 128), (1, 8)))  # block size, decode s
 OFTEN = (16, 8)
 
 
+def when(setting: tuple[int, int]) -> pytest.MarkDecorator | tuple[()]:
+    """In CI: one setting on each Python, other block sizes on one, single decode steps only on tiny models."""
+    if setting == OFTEN:
+        return ()
+    return pytest.mark.every_setting if setting[1] == 1 else pytest.mark.one_python
+
+
 @pytest.fixture(scope="module")
 def engine(request: pytest.FixtureRequest) -> LLM:
     """One engine at a time: tests that take it are ordered by its setting."""
@@ -63,10 +70,7 @@ def check(llm: LLM, names: list[str]) -> None:
 
 @pytest.mark.parametrize(
     "engine",
-    [
-        pytest.param(each, marks=pytest.mark.every_setting if each in ((1, 1), (128, 1)) else (), id=str(each))
-        for each in SETTINGS
-    ],
+    [pytest.param(each, marks=when(each), id=str(each)) for each in SETTINGS],
     indirect=True,
 )
 def test_all_together(engine: LLM):
@@ -75,7 +79,10 @@ def test_all_together(engine: LLM):
 
 @pytest.mark.parametrize(
     "engine",
-    [pytest.param(each, marks=() if each == OFTEN else pytest.mark.every_setting, id=str(each)) for each in SETTINGS],
+    [
+        pytest.param(each, marks=pytest.mark.one_python if each == OFTEN else pytest.mark.every_setting, id=str(each))
+        for each in SETTINGS
+    ],
     indirect=True,
 )
 def test_each_alone(engine: LLM):

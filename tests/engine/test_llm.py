@@ -11,16 +11,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jpaged import LLM, SamplingParams, validate
 from tests.fixtures import smollm2_tokenizer
-from tests.models_tiny import golden, tiny
+from tests.models_tiny import SMALL, few_shapes, golden, tiny
 
 CASES = golden("llama", "golden_float32")[:2]
 GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
-SMALL = {"dtype": "float32", "max_model_len": 128, "max_num_seqs": 2, "max_num_batched_tokens": 16}
 
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM(tiny("llama"), block_size=1, **SMALL)
+    return LLM(tiny("llama"), **SMALL)
 
 
 @pytest.mark.parametrize("form", [list, tuple, iter, lambda prompts: (prompt for prompt in prompts)])
@@ -34,9 +33,9 @@ def test_the_names_are_those_of_vllm(llm: LLM):
     assert outputs[0].outputs[0].token_ids == CASES[0]["greedy"][:4]
 
 
-def test_the_share_of_kv_that_held_tokens_is_exact(llm: LLM):
+def test_the_share_of_kv_that_held_tokens_is_exact():
     """With a token a block nothing is ever empty, whenever sequences end."""
-    llm.engine.stats.reset()
+    llm = few_shapes(LLM(tiny("llama"), **{**SMALL, "block_size": 1, "decode_steps": 1}))
     params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (3, 9, 5)]
     llm.generate([case["prompt"] for case in golden("llama", "golden_float32")[:3]], params)
     assert llm.engine.stats.kv_share == 1.0 and llm.engine.stats.sequences_peak == 2

@@ -6,9 +6,8 @@ import pytest
 
 from jpaged import LLM, SamplingParams
 from jpaged.request import Sample
-from tests.models_tiny import golden, tiny
+from tests.models_tiny import SMALL, golden, tiny
 
-SMALL = {"dtype": "float32", "max_model_len": 128, "max_num_seqs": 2, "max_num_batched_tokens": 16, "block_size": 4}
 CASES = golden("llama", "golden_float32")[:2]
 PROMPTS = [case["prompt"] for case in CASES]
 GREEDY = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)

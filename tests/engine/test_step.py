@@ -7,7 +7,7 @@ from jpaged import LLM, SamplingParams, plan, sampling
 from jpaged.engine import Engine
 from jpaged.step import StepOutput
 from tests.engine import conservation
-from tests.models_tiny import golden, tiny
+from tests.models_tiny import SMALL, golden, tiny
 
 PROMPT = golden("llama", "golden_float32")[0]["prompt"][:3]
 
@@ -69,7 +69,7 @@ def test_decode_leaves_early_when_blocks_run_short_and_goes_on_when_there_are_so
     refused = run(engine, "decode", steps=8, slots=[0], counts=[1])
     assert (int(refused.steps), bool(refused.ok)) == (0, False)
     assert engine.state.paged.lengths_S.tolist() == [8, 0]
-    plenty = LLM(tiny("llama"), dtype="float32", max_num_seqs=2, max_num_batched_tokens=16, num_blocks=16)
+    plenty = LLM(tiny("llama"), **SMALL)
     wanted = plenty.generate(PROMPT, SamplingParams(temperature=0, max_tokens=6, ignore_eos=True))[0].outputs[0]
     assert made == wanted.token_ids
 

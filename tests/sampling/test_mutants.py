@@ -12,6 +12,8 @@ import pytest
 import jpaged.sampling
 from tests.sampling import checks
 
+pytestmark = pytest.mark.one_python
+
 SOURCE = Path(jpaged.sampling.__file__).parent
 
 

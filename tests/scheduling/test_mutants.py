@@ -13,6 +13,8 @@ import jpaged
 from jpaged import budget, scheduler
 from tests.scheduling import test_budget, test_scheduler
 
+pytestmark = pytest.mark.one_python
+
 
 class Mutant(NamedTuple):
     name: str
