@@ -253,10 +253,13 @@ class Engine:
         found = Candidates(
             output.sampled.logprob_R, output.sampled.rank_R, output.sampled.top_ids_RJ, output.sampled.top_logprobs_RJ
         )
-        changed, present, over, start = [], [], [], 0
-        for row, sample in enumerate(record.samples):
-            slot, made = int(planned.slots_R[row]), made_R[row]
-            if planned.prefills_R[row]:
+        changed, present, lengths, over, start = [], [], [], [], 0
+        # Lists, and nothing looked up twice: with 256 rows a microsecond here is a quarter of a millisecond a step.
+        rows_of = zip(
+            record.samples, planned.slots_R.tolist(), planned.prefills_R.tolist(), made_R, tokens, strict=True
+        )
+        for row, (sample, slot, prefills, made, made_tokens) in enumerate(rows_of):
+            if prefills:
                 start = self._read_prompt(record, output, row, start)
                 sample.kv_len += counts_R[row]
             else:
@@ -264,17 +267,14 @@ class Engine:
             if sample.finish_reason is not None:
                 continue
             present.append(slot)
+            lengths.append(sample.kv_len)
             if made:
-                sample.accept(
-                    tokens[row][:made],
-                    self._logprobs(found, sample, row, tokens[row][:made]),
-                    over=over_R[row],
-                    failed=failed_R[row],
-                )
+                new = made_tokens if made == len(made_tokens) else made_tokens[:made]
+                scores = self._logprobs(found, sample, row, new) if sample.request.params.logprobs is not None else ()
+                sample.accept(new, scores, over=over_R[row], failed=failed_R[row])
                 changed.append(sample)
                 if sample.finish_reason is not None:
                     over.append(slot)
-        lengths = [self._queue.running[slot].key.kv_len for slot in present]
         self._budget = self._budget.harvest(
             record.number, int(output.num_free), np.array(present, np.int64), np.array(lengths, np.int64)
         )
@@ -284,8 +284,7 @@ class Engine:
 
     def _logprobs(self, found: Candidates, sample: Sample, row: int, tokens: list[int]) -> list[dict]:
         top = sample.request.params.logprobs
-        if top is None:
-            return []
+        assert top is not None
         return [found.table((k, row), token, top, self.loaded.tokenizer) for k, token in enumerate(tokens)]
 
     def _read_prompt(self, record: _InFlight, output: step.StepOutput, row: int, start: int) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 
 import numpy as np
 from flax import struct
@@ -47,7 +48,7 @@ class PlanShape:
 
     @functools.cached_property
     def size(self) -> int:
-        return sum(int(np.prod(shape)) for shape in self.sections.values())
+        return sum(math.prod(shape) for shape in self.sections.values())
 
 
 PREFILLS, SAMPLES = 1, 2  # bits of a row's flags
@@ -96,7 +97,7 @@ def unpack(packed: Int32[Array, " size"], shape: PlanShape) -> Plan:
 def _cut(packed, shape: PlanShape) -> dict:
     start, parts = 0, {}
     for name, dims in shape.sections.items():
-        size = int(np.prod(dims))
+        size = math.prod(dims)
         parts[name] = packed[start : start + size].reshape(dims)
         start += size
     return parts

@@ -57,6 +57,9 @@ class Sample:
     ) -> None:
         """Takes the tokens that a step made; ``over`` says that the device is done with the sample after the last."""
         params = self.request.params
+        if not over and self._stream is None and params.logprobs is None:  # most steps of a model without a tokenizer
+            self.token_ids.extend(tokens)
+            return
         for number, token in enumerate(tokens):
             last = over and number == len(tokens) - 1
             if last and failed:
