@@ -36,9 +36,19 @@ def run(main: Callable[[], int], doc: str, groups: dict[str, Sequence[str]]) -> 
     """
     interrupt.leave_at_once()
     _keep_streams_usable()
-    sys.exit(
-        _guarded(lambda: app.run(lambda given: _body(main, given), flags_parser=lambda argv: _parse(argv, doc, groups)))
-    )
+    try:
+        status: str | int | None = _guarded(
+            lambda: app.run(lambda given: _body(main, given), flags_parser=lambda argv: _parse(argv, doc, groups))
+        )
+    except SystemExit as done:
+        status = done.code
+    if status in (INTERRUPTED, READER_GONE):
+        # The device may be at work still, and Python, tidying up, would take its memory away under it: a crash.
+        _let_go_of_output()
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
+        os._exit(int(status))
+    sys.exit(status)
 
 
 def say(message: str) -> None:

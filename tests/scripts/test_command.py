@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -9,6 +11,7 @@ import pytest
 
 from scripts.common import progress
 from scripts.common.interrupt import Interrupt
+from tests.house.tree import ROOT
 
 
 def interrupt() -> None:
@@ -100,3 +103,23 @@ def test_no_bar_without_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pyte
         with bar.aside():
             print("text")
     assert capsys.readouterr() == ("text\n", "")
+
+
+@pytest.mark.parametrize("status", [130, 141])
+def test_an_interrupted_script_leaves_without_tidying_up(status: int):
+    """The compiler or a step may be at work still, and then Python's own end is a segmentation fault."""
+    program = f"""
+import atexit
+from common import command
+atexit.register(print, "tidying up")
+print("what there is")
+command.run(lambda: {status}, "", {{}})
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "scripts")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (status, "what there is\n", "")

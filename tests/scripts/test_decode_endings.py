@@ -63,6 +63,7 @@ def test_ctrl_c_while_loading_is_quiet(decode: Script, asked: list[str], tmp_pat
     until = time.monotonic() + SECONDS
     while not any((tmp_path / "jpaged").glob(sign)) and time.monotonic() < until:
         time.sleep(0.01)
+    time.sleep(0.3)
     process.send_signal(signal.SIGINT)
     done = finish(process)
     assert (done.status, done.out, done.err) == (130, "", "")
