@@ -8,8 +8,10 @@ leaves it to its callers that one thread at a time does.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import logging
+from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -138,13 +140,19 @@ class Engine:
             raise
 
     def warmup(self, on_progress=lambda done, total: None) -> int:
-        """Compiles every bucket by running idle plans through it; returns how many there are."""
+        """Compiles every bucket by running idle plans through it; returns how many there are.
+
+        Raises:
+          RuntimeError: a step has failed, and taken the state with it.
+        """
+        self._refuse_after_failure()
         shapes = [("prefill", self._shape(r, t)) for r, t in self.buckets.all_prefill()]
         shapes += [("decode", self._shape(r, 0)) for r in self.buckets.rows]
         for done, (kind, shape) in enumerate(shapes):
             on_progress(done, len(shapes))
             run = self.steps.prefill if kind == "prefill" else self.steps.decode
-            self._state, output = run(self.loaded.weights, self._state, plan.blank(shape)[0], shape=shape)
+            with self._failing_without_a_state():
+                self._state, output = run(self.loaded.weights, self._state, plan.blank(shape)[0], shape=shape)
             jax.block_until_ready(output)
         on_progress(len(shapes), len(shapes))
         return len(shapes)
@@ -177,7 +185,7 @@ class Engine:
         running = queue.running
         samples = tuple(running[slot].key for slot in planned.slots_R.tolist())
         packed = self._pack(planned, samples, shape)
-        try:
+        with self._failing_without_a_state():
             state, output = run(self.loaded.weights, self._state, packed, shape=shape)
             for leaf in jax.tree.leaves(output):
                 leaf.copy_to_host_async()
@@ -185,11 +193,17 @@ class Engine:
             # Only now: an interrupt on the way here (compiling takes seconds) must not lose what the plan frees.
             self._queue, self._budget, self._step_number = queue, budget, number + 1
             self._state = state
+        return True
+
+    @contextlib.contextmanager
+    def _failing_without_a_state(self) -> Iterator[None]:
+        """For calls of steps: an interrupt between one and its assignment leaves the state donated, and no other."""
+        try:
+            yield
         except BaseException as error:
-            if any(leaf.is_deleted() for leaf in jax.tree.leaves(self._state)):  # donated, and nothing in its place
+            if any(leaf.is_deleted() for leaf in jax.tree.leaves(self._state)):
                 self.failure = error
             raise
-        return True
 
     def _pack(self, planned: Schedule, samples: tuple[Sample, ...], shape: PlanShape) -> np.ndarray:
         packed, view = plan.blank(shape)

@@ -55,8 +55,7 @@ class LLM:
         self.engine = Engine(loaded, config)
         self._lock = threading.RLock()  # of all that follows and of the engine: one thread at a time steps it
         self._next_id = 0
-        self._users = 0  # generators that drive the engine
-        self._unread: dict[Sample, None] = {}  # samples that changed, until the one whose they are looks at them
+        self._inboxes: dict[Request, dict[Sample, None]] = {}  # samples that changed, for whoever runs their request
 
     @property
     def config(self) -> ResolvedConfig:
@@ -175,7 +174,8 @@ class LLM:
                 bar.total = total
                 bar.update(done - bar.n)
 
-            return self.engine.warmup(show)
+            with self._lock:
+                return self.engine.warmup(show)
 
     @functools.cached_property
     def _all_logits(self) -> Callable[..., jax.Array]:
@@ -236,40 +236,32 @@ class LLM:
 
     def _run(self, requests: list[Request]):
         """Yields each sample that a step changed; whatever is left is aborted when the caller turns away."""
-        mine = set(requests)
+        inbox: dict[Sample, None] = {}
         with self._lock:
-            self._users += 1
+            self._inboxes |= dict.fromkeys(requests, inbox)
         try:
             with self._lock:
                 self.engine.add(*requests)
             left = {request for request in requests if not request.finished}
             while left:
                 with self._lock:
-                    sample = self._take(mine)
-                    if sample is None:  # nobody has stepped for us, so we step for all
-                        self._unread |= dict.fromkeys(self.engine.step())
-                        sample = self._take(mine)
-                    if sample is None:  # somebody else may have aborted what is waited for
+                    if not inbox:  # nobody has stepped for us, so we step for all
+                        for sample in self.engine.step():
+                            self._inboxes.get(sample.request, {})[sample] = None
+                    if not inbox:  # somebody else may have aborted what is waited for
                         left = {request for request in left if not request.finished}
                         continue
+                    del inbox[sample := next(iter(inbox))]
                     if sample.request.finished:
                         left.discard(sample.request)
                 yield sample
         finally:
             with self._lock:
-                self._users -= 1
+                for request in requests:
+                    del self._inboxes[request]
                 self.engine.abort(*requests)
-                while self._take(mine) is not None:
-                    pass
-                while not self._users and self.engine.has_work:
+                while not self._inboxes and self.engine.has_work:
                     self.engine.step()
-
-    def _take(self, requests: set[Request]) -> Sample | None:
-        """A sample of these requests that changed since it was last looked at."""
-        sample = next((sample for sample in self._unread if sample.request in requests), None)
-        if sample is not None:
-            del self._unread[sample]
-        return sample
 
 
 def load(name: str, dtype: str) -> LoadedModel:

@@ -55,10 +55,11 @@ class ContiguousView(AttentionView):
         """Stores the keys and values, then attends to each row's own, causally.
 
         Raises:
-          NotImplementedError: the model wants more of attention than that.
+          ValueError: the model wants more of attention than that.
         """
         if options:
-            raise NotImplementedError(f"the baseline's attention does not know {', '.join(options)}")
+            wanted = ", ".join(options)
+            raise ValueError(f"the baseline's attention does not know {wanted}; try a model without, such as 'default'")
         num_rows, num_kv_heads, head_dim = self.kv_lens_R.shape[0], *k.shape[1:]
         height, group = q.shape[0] // num_rows, q.shape[1] // num_kv_heads
         positions_RQ = (self.kv_lens_R - height)[:, None] + jnp.arange(height, dtype=jnp.int32)[None, :]

@@ -90,6 +90,23 @@ def test_an_interrupt_before_a_step_is_dispatched_loses_nothing(llm: LLM, kind: 
     assert [output.outputs[0].token_ids for output in outputs] == [case["greedy"] for case in CASES]
 
 
+def test_an_interrupted_warm_up_that_loses_the_state_is_told(monkeypatch: pytest.MonkeyPatch):
+    broken = LLM(tiny("llama"), **SMALL)
+    real = broken.engine.steps.prefill
+
+    def interrupted(*args, **options):
+        real(*args, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(broken.engine.steps, "prefill", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        broken.warmup()
+    monkeypatch.undo()
+    for again in (broken.warmup, lambda: broken.generate(PROMPTS, GREEDY)):
+        with pytest.raises(RuntimeError, match=r"a step of this engine failed \(KeyboardInterrupt\); make a new one"):
+            again()
+
+
 @pytest.mark.parametrize("where", ["sent", "read"])
 def test_an_interrupt_that_loses_a_step_ends_the_engine_and_hangs_nobody(where: str, monkeypatch: pytest.MonkeyPatch):
     broken = LLM(tiny("llama"), **SMALL)
