@@ -214,7 +214,8 @@ class SamplingParams:
         found += checks.strings("bad_words", self.bad_words, config.max_bad_words)
         found += checks.token_ids("stop_token_ids", self.stop_token_ids, vocab_size, config.max_stop_token_ids)
         found += checks.bias(self.logit_bias, vocab_size, config.max_logit_bias)
-        hint = f"max_logprobs={config.max_logprobs}, vocabulary {vocab_size}; None asks for none"
+        known = "" if vocab_size == INT32_MAX else f", vocabulary {vocab_size}"  # before a model is loaded
+        hint = f"max_logprobs={config.max_logprobs}{known}; None asks for none"
         for name in ("logprobs", "prompt_logprobs"):
             if (wanted := getattr(self, name)) is not None:
                 found += checks.integer(name, wanted, 0, min(config.max_logprobs, vocab_size), hint)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import logging
 from collections.abc import Iterator
 
 import jax
@@ -24,8 +23,6 @@ from jpaged.plan import PlanShape
 from jpaged.request import Candidates, Request, Sample
 from jpaged.scheduler import Limits, Schedule, Sequence
 from jpaged.stats import Stats
-
-log = logging.getLogger(__name__)
 
 MAX_ADMISSIONS = 8  # sequences that may start in one step: what bounds a plan's size
 

@@ -9,13 +9,14 @@
 
 Answers go to standard output, all else to standard error. A prompt that cannot be served is reported by its index, and
 the others are answered. Ctrl-C prints what there is. Exit status: 0, all were answered; 2, something was wrong; 130,
-Ctrl-C.
+Ctrl-C; 141, whoever read the output has gone.
 
 --json prints for each prompt, in order, an object with the keys index, prompt (as it was given), prompt_token_ids,
 text, token_ids, finish_reason, stop_reason, cumulative_logprob, logprobs, prompt_logprobs and error; what there is not
-is null. finish_reason is "stop", "length", "error", or "abort" after Ctrl-C. Logprobs are, for each token, an object
-from token ids to logprob, rank and decoded_token. With --n above 1 these are of the first answer, and the key outputs
-has a list of all.
+is null. finish_reason is "stop", "length", "error" (it failed while it ran), "abort" (Ctrl-C came first), or null for a
+prompt that was refused; error says why. After Ctrl-C, prompts that had not begun are left out. Logprobs are, for each
+token, an object from token ids to logprob, rank and decoded_token. With --n above 1 these are of the first answer, and
+the key outputs has a list of all.
 """
 
 from __future__ import annotations
