@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from jpaged.llm import LLM
-from scripts.benchmarks import paged, turns, workloads
+from scripts.benchmarks import contiguous, paged, turns, workloads
 from scripts.benchmarks.contiguous import StaticBatches
 from scripts.benchmarks.results import Results, Setting
 from scripts.benchmarks.workloads import Case, Workload
@@ -95,18 +95,35 @@ def test_requests_wait_for_their_arrival(llm: LLM, static: StaticBatches, worklo
 
 
 def test_a_batch_is_who_has_come(static: StaticBatches, workload: Workload, monkeypatch: pytest.MonkeyPatch):
-    sizes = []
-    monkeypatch.setattr(
-        static, "run_batch", lambda prompts, outputs, served, begin: (sizes.append(len(prompts)), _serve(served))[1]
-    )
-    static.run(workload, [0.0, 0.0, 0.0, 9e-2, 9.1e-2])
+    """On a clock of its own: who has come is a question of time, and a busy machine's would answer it otherwise."""
+    clock, sizes = _Clock(), []
+
+    def run_batch(prompts, outputs, served, begin):
+        sizes.append(len(prompts))
+        clock.sleep(0.5)
+        for one in served:
+            one.receive(clock.now, [0])
+        return 0.2, 0.3
+
+    monkeypatch.setattr(contiguous, "time", clock)
+    monkeypatch.setattr(static, "run_batch", run_batch)
+    static.run(workload, [0.0, 0.0, 0.0, 2.0, 2.1])
     assert sizes == [2, 1, 1, 1]
+    sizes.clear()
+    static.run(workload, [0.0, 0.1, 0.2, 0.3, 0.4])
+    assert sizes == [1, 2, 2]
 
 
-def _serve(served) -> tuple[float, float]:
-    for one in served:
-        one.receive(one.arrival, [0])
-    return 1.0, 1.0
+class _Clock:
+    """What the baseline uses of `time`, on which nothing takes time but what says so."""
+
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
 
 
 def test_nothing_compiles_after_the_baselines_warmup(workload: Workload):
