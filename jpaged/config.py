@@ -73,11 +73,9 @@ class EngineConfig:
             object.__setattr__(self, field.name, checks.plain(getattr(self, field.name)))
         found = checks.integer("block_size", self.block_size, 1, 65536, "try 16, or 64 and more on a GPU")
         if self.num_blocks is not None:
-            found += checks.integer("num_blocks", self.num_blocks, 1, INT32_MAX - 1, "None sizes the pool by memory")
+            found += checks.integer("num_blocks", self.num_blocks, 1, INT32_MAX - 1, "left out, memory sizes the pool")
         if self.kv_cache_memory is not None:
-            found += checks.integer(
-                "kv_cache_memory", self.kv_cache_memory, 1, 2**63 - 1, "it counts bytes; None is allowed"
-            )
+            found += checks.integer("kv_cache_memory", self.kv_cache_memory, 1, 2**63 - 1, "it counts bytes")
         if self.num_blocks is not None and self.kv_cache_memory is not None:
             found.append(
                 f"num_blocks={self.num_blocks!r} and kv_cache_memory={self.kv_cache_memory!r} both size the pool; "
@@ -85,7 +83,7 @@ class EngineConfig:
             )
         found += (slots := checks.integer("max_num_seqs", self.max_num_seqs, 1, 65536, "try 16"))
         if self.max_model_len is not None:
-            found += checks.integer("max_model_len", self.max_model_len, 2, 2**24, "None is the model's own limit")
+            found += checks.integer("max_model_len", self.max_model_len, 2, 2**24, "left out, it is the model's own")
         found += (tokens := checks.integer("max_num_batched_tokens", self.max_num_batched_tokens, 1, 2**24, "try 512"))
         if not slots and not tokens and self.max_num_batched_tokens < self.max_num_seqs:
             found.append(
@@ -97,7 +95,8 @@ class EngineConfig:
             found.append(f"dtype={self.dtype!r} must be one of {checks.names(get_args(DType))}; try dtype='auto'.")
         if self.backend is not None and self.backend not in get_args(Backend):
             found.append(
-                f"backend={self.backend!r} must be None or one of {checks.names(get_args(Backend))}; try None."
+                f"backend={self.backend!r} must be one of {checks.names(get_args(Backend))}; leave it out for the "
+                "machine's own."
             )
         found += checks.integer("seed", self.seed, *SEED_RANGE, "a seed is a signed 64-bit integer")
         for name in ("max_logprobs", "max_stop_token_ids", "max_logit_bias", "max_bad_words", "max_bad_word_tokens"):
@@ -199,10 +198,10 @@ class SamplingParams:
         found += checks.number("frequency_penalty", self.frequency_penalty, -2, 2, "0 turns it off")
         found += checks.number("repetition_penalty", self.repetition_penalty, FLOAT32_TINY, None, "1 turns it off")
         if self.seed is not None:
-            found += checks.integer("seed", self.seed, *SEED_RANGE, "with None the engine chooses")
+            found += checks.integer("seed", self.seed, *SEED_RANGE, "left out, the engine chooses")
         most: list[str] = []
         if self.max_tokens is not None:
-            most = checks.integer("max_tokens", self.max_tokens, 1, room, f"{why}; None takes what the prompt leaves")
+            most = checks.integer("max_tokens", self.max_tokens, 1, room, why)
         least = checks.integer("min_tokens", self.min_tokens, 0, room, why)
         found += most + least
         if self.max_tokens is not None and not most and not least and self.min_tokens > self.max_tokens:
@@ -215,7 +214,7 @@ class SamplingParams:
         found += checks.token_ids("stop_token_ids", self.stop_token_ids, vocab_size, config.max_stop_token_ids)
         found += checks.bias(self.logit_bias, vocab_size, config.max_logit_bias)
         known = "" if vocab_size == INT32_MAX else f", vocabulary {vocab_size}"  # before a model is loaded
-        hint = f"max_logprobs={config.max_logprobs}{known}; None asks for none"
+        hint = f"max_logprobs={config.max_logprobs}{known}; left out, there are none"
         for name in ("logprobs", "prompt_logprobs"):
             if (wanted := getattr(self, name)) is not None:
                 found += checks.integer(name, wanted, 0, min(config.max_logprobs, vocab_size), hint)

@@ -30,7 +30,7 @@ from jpaged.request import Request, Sample
 from jpaged.sizing import ResolvedConfig
 from jpaged.tokenizer import Message
 
-Prompt: TypeAlias = str | Sequence[int] | np.ndarray | Mapping[str, Any]
+Prompt: TypeAlias = str | Sequence[int] | np.ndarray | jax.Array | Mapping[str, Any]
 
 
 class LLM:
@@ -70,7 +70,7 @@ class LLM:
     def problems(
         self,
         prompts: Prompt | Iterable[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: SamplingParams | Iterable[SamplingParams] | None = None,
     ) -> dict[int, list[str]]:
         """What is wrong with each request, by index; requests that can be served are not in it."""
         listed, params_list = _paired(prompts, sampling_params)
@@ -80,7 +80,7 @@ class LLM:
     def generate(
         self,
         prompts: Prompt | Iterable[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: SamplingParams | Iterable[SamplingParams] | None = None,
         *,
         use_tqdm: bool | None = None,
     ) -> list[RequestOutput]:
@@ -106,7 +106,7 @@ class LLM:
     def stream(
         self,
         prompts: Prompt | Iterable[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: SamplingParams | Iterable[SamplingParams] | None = None,
     ) -> Generator[Delta, None, None]:
         """As `generate`, handing out what each sample gains as it comes. Closing the iterator aborts what is left.
 
@@ -119,7 +119,7 @@ class LLM:
     def make_requests(
         self,
         prompts: Prompt | Iterable[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: SamplingParams | Iterable[SamplingParams] | None = None,
     ) -> list[Request]:
         """Requests for `Engine.add`, checked as `generate` checks them."""
         return self._requests(prompts, sampling_params)
@@ -141,7 +141,7 @@ class LLM:
         text = self.tokenizer.apply_chat_template(messages)
         return {"prompt": text, "prompt_token_ids": self.tokenizer.encode(text, add_special_tokens=False)}
 
-    def compute_logits(self, token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
+    def compute_logits(self, token_ids: Sequence[int] | np.ndarray | jax.Array) -> np.ndarray:
         """Logits [n, V], float32, after each of ``n`` tokens of one sequence; for tests and evaluation.
 
         Runs through a paged cache of its own, all tokens in one step.
@@ -216,7 +216,7 @@ class LLM:
         for index, (prompt, each) in enumerate(zip(listed, params_list, strict=True)):
             text, ids, faults = self._check(prompt, each)
             if faults:
-                wrong.append(f"request {index}: " + "; ".join(faults))
+                wrong.append(f"request {index}: " + "; ".join(fault.rstrip(".") for fault in faults))
                 continue
             requests.append(
                 Request(
@@ -281,24 +281,27 @@ def load(name: str, dtype: str) -> LoadedModel:
 
 
 def _paired(prompts: Any, params: Any) -> tuple[list[Prompt], list[SamplingParams]]:
+    if hasattr(prompts, "__array__"):  # NumPy's, JAX's and everybody's
+        prompts = np.asarray(prompts).tolist()
     if not isinstance(prompts, Iterable):
         raise ValueError(f"prompts={prompts!r} must be a text, a list of ids, or a list of such; try a string")
     listed: list[Any] = [prompts]
     if not isinstance(prompts, str | Mapping):
-        several = prompts.tolist() if isinstance(prompts, np.ndarray) else list(prompts)
+        several = list(prompts)
         one_of_ids = several and all(isinstance(item, int | np.integer) for item in several)
         listed = [several] if one_of_ids else several
     if params is None:
         params = SamplingParams()
     if isinstance(params, SamplingParams):
         return listed, [params] * len(listed)
-    if not isinstance(params, Sequence):
-        raise ValueError(f"sampling_params={params!r} must be SamplingParams or a list of them; try SamplingParams()")
+    if not isinstance(params, Iterable) or isinstance(params, str | Mapping):
+        raise ValueError(f"sampling_params={params!r} must be SamplingParams or several of them; try SamplingParams()")
+    params = list(params)
     if len(params) != len(listed):
         raise ValueError(
             f"there are {len(listed)} prompts and {len(params)} SamplingParams; try one for all, or as many"
         )
-    return listed, list(params)
+    return listed, params
 
 
 def _hidden(use_tqdm: bool | None) -> bool:

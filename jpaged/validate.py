@@ -64,7 +64,9 @@ def read_prompt(prompt: Any, tokenizer: Tokenizer | None) -> tuple[str | None, l
         kind = type(text).__name__
         return None, [], [f"the prompt's text must be a string, not {kind}; try a string or a list of ids"]
     if ids is not None:
-        if not isinstance(ids, Sequence | np.ndarray) or isinstance(ids, str | bytes):
+        if hasattr(ids, "__array__"):  # NumPy's, JAX's and everybody's
+            ids = np.asarray(ids).tolist()
+        if not isinstance(ids, Sequence) or isinstance(ids, str | bytes):
             return text, [], [f"prompt_token_ids must be a list of ids, not {type(ids).__name__}; try [1, 2, 3]"]
         odd = [i for i in ids if isinstance(i, bool) or not isinstance(i, int | np.integer)]
         if odd:

@@ -9,6 +9,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ def save(path: Path, tree: Any) -> None:
 
     Raises:
       CheckpointError: `path` exists already, or a leaf is no array.
+      OSError: the system refuses to write it, such as a full disk.
     """
     path = Path(path).absolute()
     if os.path.lexists(path):
@@ -49,7 +51,7 @@ def save(path: Path, tree: Any) -> None:
         (jax.Array, ocp.type_handlers.ArrayHandler()),
     )
     handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_compression=False, type_handler_registry=types)
-    with _quiet_about_ocdbt(), ocp.Checkpointer(handler) as checkpointer:
+    with _quiet(), _system_errors(path), ocp.Checkpointer(handler) as checkpointer:
         checkpointer.save(path, args=ocp.args.PyTreeSave(tree, save_args=chunks))
     if jax.process_index() == 0:
         (path / _INVENTORY).write_text(json.dumps(_sizes(path), indent=1), encoding="utf-8")
@@ -109,11 +111,23 @@ def shapes(tree: Any) -> dict[str, tuple[int, ...]]:
 
 
 @contextlib.contextmanager
-def _quiet_about_ocdbt() -> Iterator[None]:
-    """Orbax warns that there was no OCDBT to merge, which is as it should be."""
+def _system_errors(path: Path) -> Iterator[None]:
+    """TensorStore reports the system's refusals as ValueErrors."""
+    try:
+        yield
+    except ValueError as error:
+        if code := re.search(r"os_error_code='(\d+)'", str(error)):
+            raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from error
+        raise
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Orbax warns that there was no OCDBT to merge, which is as it should be, and prints errors that it also raises."""
 
     def is_news(record: logging.LogRecord) -> bool:
-        return "Skipping merge of OCDBT" not in record.getMessage()
+        told = record.getMessage()
+        return "Skipping merge of OCDBT" not in told and "raised an exception" not in told
 
     logger = logging.getLogger("absl")
     logger.addFilter(is_news)

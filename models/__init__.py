@@ -54,6 +54,8 @@ def _converted(name: str, progress: bool | None) -> Path:
     if name == "default":
         source = default.fetch(root, progress=progress)
     else:
+        if not name:
+            raise ModelError("model='' names nothing; try --model=default, or the path of a model")
         source = expand_home(name)
         if not source.exists():
             raise ModelError(f"model={name!r} is neither 'default' nor an existing path; try --model=default")

@@ -16,6 +16,7 @@ import os
 import secrets
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,8 +25,8 @@ from models.errors import ModelError
 CACHE_ELSEWHERE = "set XDG_CACHE_HOME to a folder that can be written and has room"
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_NO_ACCESS = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENOLCK, errno.EOPNOTSUPP, errno.EEXIST)
-_NO_ACCESS += (errno.EBUSY, errno.EXDEV, errno.ENOTEMPTY)  # of a target that cannot be renamed or written over
+_NO_LOCK = (errno.ENOLCK, errno.EOPNOTSUPP)  # refusals that name no file
+_PATIENCE_SECONDS, _QUIET_SECONDS, _POLL_SECONDS = 5, 0.2, 0.02
 
 
 def default_cache_dir() -> Path:
@@ -80,7 +81,7 @@ def build_once(
     if _sound(place, fault):
         return target
     _refuse_irreplaceable(place)
-    with _naming_the_folder(place.parent, way_out):
+    with _naming_the_folder(place, way_out):
         place.parent.mkdir(parents=True, exist_ok=True)
         with _lock(place, what, notify):
             _remove_leftovers(place)
@@ -93,8 +94,9 @@ def build_once(
                 if in_the_way:
                     _discard(place)
                 work.replace(place)  # over an empty folder at most: what came there meanwhile is somebody else's
-            finally:
-                shutil.rmtree(work, ignore_errors=True)
+            except BaseException:
+                _remove(work)
+                raise
     return target
 
 
@@ -130,6 +132,16 @@ def _new_work_folder(target: Path) -> Path:
     return folder
 
 
+def _remove(work: Path) -> None:
+    """Until it stays away: threads of a build that failed may write for a moment yet, and so make it again."""
+    begin = gone = time.monotonic()
+    while time.monotonic() < min(gone + _QUIET_SECONDS, begin + _PATIENCE_SECONDS):
+        if work.exists():
+            shutil.rmtree(work, ignore_errors=True)
+            gone = time.monotonic()
+        time.sleep(_POLL_SECONDS)
+
+
 def _remove_leftovers(target: Path) -> None:
     """The caller holds the lock, so no living builder owns what is found. A killed download's child process may
     still be writing there for a moment; then a later run removes the rest."""
@@ -148,9 +160,13 @@ def _discard(target: Path) -> None:
             shutil.rmtree(aside, ignore_errors=True)
 
 
+def _lock_path(target: Path) -> Path:
+    return target.parent / f".{target.name}.lock"
+
+
 @contextlib.contextmanager
 def _lock(target: Path, what: str, notify: Callable[[str], None]) -> Iterator[None]:
-    path = target.parent / f".{target.name}.lock"
+    path = _lock_path(target)
     while True:
         with open(path, "a") as file:  # closing the file, or dying, releases the lock
             try:
@@ -175,17 +191,23 @@ def _is_the_file(path: Path, descriptor: int) -> bool:
 
 
 @contextlib.contextmanager
-def _naming_the_folder(folder: Path, way_out: str) -> Iterator[None]:
-    """Turns the operating system's refusals about this folder into an error that says what to do."""
+def _naming_the_folder(target: Path, way_out: str) -> Iterator[None]:
+    """Turns the operating system's refusals about this target and its neighbours into an error that says what to do."""
+    folder = target.parent
     try:
         yield
     except OSError as error:
         if error.errno in _NO_ROOM:
             raise ModelError(f"No room left in {folder} ({error.strerror}); free some, or {way_out}.") from error
-        if error.errno in _NO_ACCESS and (error.filename is None or _concerns(folder, Path(error.filename))):
-            raise ModelError(f"The folder {folder} cannot be written ({error.strerror}); {way_out}.") from error
+        if error.errno in _NO_LOCK if error.filename is None else _concerns(target, Path(error.filename)):
+            where = f"{error.filename}: " if error.filename == str(_lock_path(target)) else ""
+            raise ModelError(f"The folder {folder} cannot be written ({where}{error.strerror}); {way_out}.") from error
         raise
 
 
-def _concerns(folder: Path, path: Path) -> bool:
-    return path.is_relative_to(folder) or folder.is_relative_to(path)
+def _concerns(target: Path, path: Path) -> bool:
+    """Whether that is the target, a neighbour or a folder above; what else is in its folder may be the source."""
+    if not path.is_relative_to(target.parent) or path == target.parent:
+        return target.is_relative_to(path)
+    name = path.relative_to(target.parent).parts[0]
+    return name == target.name or name.startswith(f".{target.name}.")

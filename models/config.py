@@ -6,6 +6,7 @@ would make a model compute something else than was trained is refused here, all 
 
 import dataclasses
 import json
+import re
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,24 @@ _WHAT = "The model's config"
 _WAY_OUT = "correct it or fetch it again; for what is not supported, try another model"
 _MOST_IDS = 2**31 - 1  # ids and positions are int32 on the device
 _MOST_WIDE = 2**24  # other sizes: more than any model has, and few enough that a damaged config fills no memory
+
+# What the sources call our fields, where they differ.
+_HF_NAMES = {
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+}
+_GGUF_NAMES = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_layers": "block_count",
+    "num_heads": "attention.head_count",
+    "num_kv_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "max_position_embeddings": "context_length",
+}
 
 
 @dataclass(frozen=True)
@@ -123,6 +142,7 @@ class ModelConfig:
             cls,
             f,
             what,
+            _HF_NAMES,
             vocab_size=f.integer("vocab_size"),
             hidden_size=hidden_size,
             intermediate_size=f.integer("intermediate_size"),
@@ -183,6 +203,7 @@ class ModelConfig:
             cls,
             f,
             what,
+            {field: f"{family}.{key}" for field, key in _GGUF_NAMES.items()},
             family=family,
             vocab_size=f.integer(f"{family}.vocab_size", next(iter(shapes.get("token_embd.weight", ())), 0)),
             hidden_size=hidden_size,
@@ -261,14 +282,15 @@ def _own_fields(cls: type, f: Fields) -> dict[str, Any]:
     return {name: readers[kind](name) for name, kind in types.items()}
 
 
-def _built(cls: type[ModelConfig], f: Fields, what: str, **settings: Any) -> Any:
-    """The config, or one error that names the problems met in reading it and those that its own validation finds."""
+def _built(cls: type[ModelConfig], f: Fields, what: str, spelling: Mapping[str, str], **settings: Any) -> Any:
+    """The config, or one error that names the problems met in reading it and those that its own validation finds, by
+    the names that the source's own `spelling` has for our fields."""
     problems = list(f.problems)
     if f.readable:
         try:
             config = cls(**settings)
         except Faults as error:
-            problems += error.faults
+            problems += [re.sub(r"\w+(?==)", lambda own: spelling.get(own[0], own[0]), fault) for fault in error.faults]
         else:
             if not problems:
                 return config

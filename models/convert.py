@@ -85,10 +85,12 @@ def convert(
         notify=notify,
     )
     made = read_json(target / _RECORD)
-    if (made.get("fingerprint"), made.get("dtype")) != (record["fingerprint"], dtype):
+    same = made.get("fingerprint") == record["fingerprint"]
+    changed = "" if same else ", whose files are others, or were written since"
+    if not same or made.get("dtype") != dtype:
         raise ModelError(
-            f"{target} holds a model converted from {made.get('source')} with dtype={made.get('dtype')}, which differs "
-            f"from {source} with {dtype=}, if only in its files' times; remove it, or convert elsewhere."
+            f"{target} holds {made.get('source')} converted with dtype={made.get('dtype') or 'auto'}, and wanted is "
+            f"{source} with dtype={dtype or 'auto'}{changed}; remove it, or convert elsewhere."
         )
     return target
 
@@ -148,7 +150,12 @@ def fingerprint(source: Path) -> str:
     moved, or copied with its times, keeps its key. A copy with times of its own (`cp` without `-p`) has another key: it
     is converted once more, or refused where somebody named the target. What the key cannot tell is a change between the
     samples by somebody who then puts the time back.
+
+    Raises:
+      ModelError: it is neither a file nor a directory.
     """
+    if not source.is_file() and not source.is_dir():
+        raise ModelError(f"{source} is neither a file nor a directory; give a Hugging Face directory or a GGUF file.")
     digest = hashlib.sha256()
     files = [source] if source.is_file() else [f for f in source.iterdir() if f.suffix in _DECISIVE and f.is_file()]
     for file in sorted(files):

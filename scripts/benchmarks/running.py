@@ -64,12 +64,16 @@ def workload(case: Case, llm: LLM) -> Workload:
     """The case's requests: the prompts of --prompts_file, or synthetic ones.
 
     Raises:
-      ValueError: some of the prompts cannot be served; all are named.
+      ValueError: some of the requests cannot be served; all are named.
     """
+    from . import paged
+
     entries, ids = given(), None
     if entries is not None:
         ids = [request.prompt_token_ids for request in llm.make_requests([entry.prompt for entry in entries])]
-    return workload_flags.workload(case, llm.engine.loaded.model.spec.vocab_size, flags.FLAGS.seed, ids)
+    made = workload_flags.workload(case, llm.engine.loaded.model.spec.vocab_size, flags.FLAGS.seed, ids)
+    paged.requests(llm, made)  # nobody should wait for a warm-up to learn that
+    return made
 
 
 def setting(case: str, llm: LLM) -> Setting:

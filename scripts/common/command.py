@@ -7,6 +7,7 @@ Knows nothing of what a script does. Exit statuses: 0, all went well; 2, somethi
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import sys
@@ -19,6 +20,11 @@ from . import interrupt
 from .help import render
 
 OK, FAULT, INTERRUPTED, READER_GONE = 0, 2, interrupt.STATUS, 141
+
+_WAYS_OUT = {
+    errno.EMFILE: "; raise the limit of open files (`ulimit -n`)",
+    errno.ENOSPC: "; free some room there",
+}
 
 _VERBOSE = flags.DEFINE_boolean("verbose", False, "Log what is chosen and why, on standard error.")
 
@@ -122,7 +128,7 @@ def _report(error: BaseException) -> int:
         logging.exception("the traceback, for --verbose:")
     problem: object = error if str(error) else "out of memory"
     if isinstance(error, OSError) and error.strerror and error.filename:
-        problem = f"{error.strerror}: {error.filename}"
+        problem = f"{error.strerror}: {error.filename}{_WAYS_OUT.get(error.errno or 0, '')}"
     if "out of memory" in str(problem).lower():
         problem = f"{problem} Try fewer blocks (num_blocks, kv_cache_memory) or a smaller model."
     complain(f"{os.path.basename(sys.argv[0])}: {problem}")

@@ -143,8 +143,17 @@ def _checked(prompt: Any, where: str) -> Entry:
     try:
         (entry.text or "").encode()
     except UnicodeEncodeError as error:
-        return Entry(prompt, where, f"it is not Unicode text (character {error.start} is half of one); try UTF-8")
+        return Entry(
+            _whole(prompt), where, f"it is not Unicode text (character {error.start} is half of one); try UTF-8"
+        )
     return entry
+
+
+def _whole(prompt: Any) -> Any:
+    """With a mark for each half: it will be printed, as JSON too, and strict readers of JSON refuse a half."""
+    if isinstance(prompt, dict):
+        return {key: _whole(value) for key, value in prompt.items()}
+    return prompt.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if isinstance(prompt, str) else prompt
 
 
 def _not_utf8(error: UnicodeDecodeError) -> str:

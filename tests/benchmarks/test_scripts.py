@@ -156,6 +156,14 @@ def test_what_is_wrong_is_one_line(script: Scripts, name: str, arguments: list[s
     assert said in line
 
 
+@pytest.mark.parametrize("name", ["bench_throughput.py", "bench_latency.py"])
+def test_requests_that_do_not_fit_are_refused_before_anything_is_compiled(name: str, tmp_path: Path):
+    done = Script(name, {"XDG_CACHE_HOME": str(tmp_path)}).run(TINY[0], "--prompt_len=400", "--output_len=200")
+    assert done.status == 2
+    assert "400 prompt tokens and max_tokens=200 exceed max_model_len=512" in done.complaints[0]
+    assert not list(tmp_path.rglob("jit__prefill*"))
+
+
 @pytest.mark.parametrize("name", ["bench_throughput.py", "bench_latency.py", "bench_host.py"])
 def test_help(script: Scripts, name: str):
     done = script(name).run("--help")

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -26,6 +27,23 @@ def llm() -> LLM:
 def test_prompts_may_be_any_iterable(llm: LLM, form):
     outputs = llm.generate(form([case["prompt"] for case in CASES]), GREEDY)
     assert [output.outputs[0].token_ids for output in outputs] == [case["greedy"][:4] for case in CASES]
+
+
+@pytest.mark.parametrize("array", [np.asarray, jnp.asarray])
+def test_an_array_is_a_list_of_ids_or_several(llm: LLM, array):
+    expected = CASES[0]["greedy"][:4]
+    for prompts in (array(CASES[0]["prompt"]), array([CASES[0]["prompt"]]), [array(CASES[0]["prompt"])]):
+        assert [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY)] == [expected]
+    with pytest.raises(ValueError, match="prompts=5 must be a text, a list of ids, or a list of such"):
+        llm.generate(array(5), GREEDY)
+    with pytest.raises(ValueError, match="prompt_token_ids must be a list of ids, not int"):
+        llm.generate([array(5), "a"], GREEDY)
+
+
+def test_parameters_may_be_any_iterable_of_as_many(llm: LLM):
+    assert len(llm.generate([[1, 2], [3]], iter([GREEDY, GREEDY]))) == 2
+    with pytest.raises(ValueError, match="there are 2 prompts and 1 SamplingParams"):
+        llm.generate([[1, 2], [3]], iter([GREEDY]))
 
 
 def test_the_names_are_those_of_vllm(llm: LLM):

@@ -67,6 +67,25 @@ def test_a_failed_build_leaves_nothing(tmp_path, error):
     build_once(tmp_path / "target", write_file, what="it")
 
 
+def test_a_thread_of_a_failed_build_that_still_writes_leaves_nothing(tmp_path):
+    threads = []
+
+    def build(work: Path) -> None:
+        def write_on() -> None:
+            for number in range(20):
+                (work / f"{number}").mkdir(parents=True, exist_ok=True)
+                time.sleep(0.01)
+
+        threads.append(threading.Thread(target=write_on))
+        threads[0].start()
+        raise ModelError("stop")
+
+    with pytest.raises(ModelError, match="stop"):
+        build_once(tmp_path / "target", build, what="it")
+    threads[0].join()
+    assert os.listdir(tmp_path) == []
+
+
 def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path):
     for name in (".target.tmp-0123", ".other.tmp-0123", "target.tmp-0123"):
         write_folder(tmp_path / name)
@@ -248,12 +267,25 @@ def test_a_file_in_the_place_of_the_cache_folder(tmp_path, below):
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.ENOENT])
-def test_trouble_elsewhere_is_not_the_cache_folders(tmp_path, number):
+@pytest.mark.parametrize("elsewhere", ["/somewhere/else", "source/weights", ".targets/file"])
+def test_trouble_elsewhere_is_not_the_cache_folders(tmp_path, number, elsewhere):
     def build(work: Path) -> None:
-        raise OSError(number, os.strerror(number), "/somewhere/else")
+        raise OSError(number, os.strerror(number), str(tmp_path / elsewhere))
 
-    with pytest.raises(OSError, match="/somewhere/else"):
+    with pytest.raises(OSError, match=elsewhere) as error:
         build_once(tmp_path / "target", build, what="it")
+    assert not isinstance(error.value, ModelError) and error.value.filename == str(tmp_path / elsewhere)
+
+
+def test_a_folder_that_the_system_does_not_make():
+    with pytest.raises(ModelError, match=r"^The folder /proc/nope cannot be written \(No such file.*XDG_CACHE_HOME"):
+        build_once(Path("/proc/nope/target"), never, what="it")
+
+
+def test_a_lock_that_is_no_file_is_named(tmp_path):
+    (tmp_path / ".target.lock").mkdir()
+    with pytest.raises(ModelError, match=rf"cannot be written \({tmp_path}/.target.lock: Is a directory\); set XDG"):
+        build_once(tmp_path / "target", never, what="it")
 
 
 def test_default_cache_dir(monkeypatch, tmp_path):

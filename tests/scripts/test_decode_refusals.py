@@ -48,7 +48,7 @@ def refused(done: Done, why: str) -> None:
         ("--logit_bias=1", "try 17:-100"),
         ("--logit_bias=1:nan", "must be finite"),
         ("--logprobs=-1", "logprobs=-1"),
-        ("--logprobs=1000", "logprobs=1000 must be from 0 to 20; max_logprobs=20; None"),
+        ("--logprobs=1000", "logprobs=1000 must be from 0 to 20; max_logprobs=20; left out"),
         ("--prompt_logprobs=1000", "prompt_logprobs=1000 must be"),
         ("--block_size=0", "block_size=0"),
         ("--num_blocks=0", "num_blocks=0"),

@@ -75,6 +75,12 @@ def test_json_lines_that_are_wrong(line: bytes, why: str):
 def test_an_argument_that_is_not_utf8_is_bad():
     (entry,) = prompts.gather([os.fsdecode(b"caf\xe9")], None)
     assert entry.fault == "it is not Unicode text (character 3 is half of one); try UTF-8"
+    assert entry.text == "caf\N{REPLACEMENT CHARACTER}"  # as JSON, half a character is an error to strict readers
+
+
+def test_half_a_character_in_json_is_marked():
+    (entry,) = prompts.read_json_lines(b'{"prompt": "a\\ud83d\\ud83d\\ude00", "prompt_token_ids": [1]}', "f")
+    assert entry.prompt == {"prompt": "a\N{REPLACEMENT CHARACTER}\N{GRINNING FACE}", "prompt_token_ids": [1]}
 
 
 @pytest.mark.parametrize("content", ["", "\n \n"])

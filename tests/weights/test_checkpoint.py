@@ -1,7 +1,10 @@
 """jpaged.weights: what is saved comes back to the bit, where and as it is asked for, or with a clear error."""
 
+import errno
 import json
 import logging
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +53,27 @@ def test_round_trip(saved: Path):
     found = weights.restore(saved)
     assert_same_bits(found, TREE)
     assert all(leaf.devices() == {jax.devices()[0]} for leaf in jax.tree.leaves(found))
+
+
+@pytest.fixture
+def small_files_only() -> Iterator[None]:
+    """As on a disk that is full: a larger file cannot be written."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.usefixtures("small_files_only")
+def test_a_disk_that_takes_no_more_is_an_error_of_the_system(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+):
+    with pytest.raises(OSError, match="File too large") as error:
+        weights.save(tmp_path / "w", {"a": np.zeros(100_000, np.float32)})
+    assert (error.value.errno, error.value.filename) == (errno.EFBIG, str(tmp_path / "w"))
+    assert not (tmp_path / "w").exists()
+    assert not caplog.records
+    assert capfd.readouterr().err == ""
 
 
 def test_the_default_device_is_the_callers(saved: Path):

@@ -91,9 +91,9 @@ def test_golden_configs(family: str):
         ({"head_dim": 2**24 + 2}, "head_dim=16777218 must be from 1 to 16777216"),
         ({"hidden_size": 10**30}, "must be an integer of 64 bits"),
         ({"num_hidden_layers": True}, "num_hidden_layers=True must be an integer"),
-        ({"num_hidden_layers": 0}, "num_layers=0 must be from 1 to"),
-        ({"num_attention_heads": 0, "head_dim": None}, "num_heads=0 must be from 1 to"),
-        ({"num_key_value_heads": 4}, "num_heads=6 must be a multiple of num_kv_heads=4"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers=0 must be from 1 to"),
+        ({"num_attention_heads": 0, "head_dim": None}, "num_attention_heads=0 must be from 1 to"),
+        ({"num_key_value_heads": 4}, "num_attention_heads=6 must be a multiple of num_key_value_heads=4"),
         ({"head_dim": 3}, "head_dim=3 must be even"),
         ({"head_dim": None, "hidden_size": 13}, "hidden_size=13 must be a multiple of num_attention_heads=6"),
         ({"rms_norm_eps": 0.0}, "rms_norm_eps=0.0 must be positive"),
@@ -120,7 +120,7 @@ def test_all_faults_come_in_one_error():
             quantization_config={},
             rope_scaling={"rope_type": "dynamic", "factor": 2.0},
         )
-    for reason in ("hidden_act", "head_dim=3", "num_kv_heads=4", "quantization_config", "'dynamic'"):
+    for reason in ("hidden_act", "head_dim=3", "num_key_value_heads=4", "quantization_config", "'dynamic'"):
         assert reason in str(caught.value)
     assert "\n" not in str(caught.value)
     with pytest.raises(ModelError) as caught:
@@ -198,7 +198,7 @@ def test_gguf_rope():
     assert tabulated.inverse_frequencies(4)[0].tolist() == pytest.approx([1.0, 0.01 / 8])
     with pytest.raises(ModelError, match=r"both rope_freqs.weight and"):
         rope(1.0, 8.0, scaling__type="linear", scaling__factor=2.0)
-    with pytest.raises(ModelError, match="3 divisors where head_dim=4"):
+    with pytest.raises(ModelError, match=r"3 divisors where llama.attention.key_length=4"):
         rope(1.0, 1.0, 1.0)
 
 
@@ -217,9 +217,9 @@ def test_gguf_rope():
         ({"llama.rope.scaling.yarn_log_multiplier": 0.1}, "yarn_log_multiplier=0.1 is not supported"),
         ({"llama.attention.layer_norm_rms_epsilon": None}, "layer_norm_rms_epsilon is missing"),
         ({"general.architecture": ["llama"]}, "must be a string"),
-        ({"llama.block_count": -1}, "num_layers=-1 must be from 1 to"),
+        ({"llama.block_count": -1}, "llama.block_count=-1 must be from 1 to"),
         ({"tokenizer.ggml.eos_token_id": "2"}, "tokenizer.ggml.eos_token_id='2' must be an integer"),
-        ({"tokenizer.ggml.bos_token_id": 11}, r"tokens \[11\] are outside of vocab_size=11"),
+        ({"tokenizer.ggml.bos_token_id": 11}, r"tokens \[11\] are outside of llama.vocab_size=11"),
     ],
 )
 def test_gguf_refusals(fields: dict[str, object], reason: str):

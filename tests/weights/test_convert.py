@@ -83,11 +83,24 @@ def test_a_target_of_another_source_or_dtype_is_refused(tmp_path: Path):
     source, target = write_hf(tmp_path / "hf"), tmp_path / "target"
     convert(source, target)
     other = write_hf(tmp_path / "other", held={name: tensor + 1 for name, tensor in tensors().items()})
-    with pytest.raises(ModelError, match=r"target holds a model converted from hf .* remove it"):
+    with pytest.raises(
+        ModelError, match=r"target holds hf .*, whose files are others, or were written since; remove it"
+    ):
         convert(other, target)
-    with pytest.raises(ModelError, match=r"with dtype=None, which differs from .* with dtype='float32'"):
+    with pytest.raises(ModelError, match=r"with dtype=auto, and wanted is .* with dtype=float32; remove it"):
         convert(source, target, dtype="float32")
     assert_usable(target)
+
+
+@pytest.mark.parametrize("source", ["/dev/null", "pipe"])
+def test_what_is_neither_file_nor_directory_is_refused(tmp_path: Path, source: str):
+    os.mkfifo(tmp_path / "pipe")  # which would be waited for
+    with pytest.raises(ModelError, match=f"{source} is neither a file nor a directory"):
+        convert(tmp_path / source, tmp_path / "target")
+    with pytest.raises(ModelError, match=f"{source} is neither a file nor a directory"):
+        models.load(str(tmp_path / source))
+    with pytest.raises(ModelError, match="model='' names nothing"):
+        models.load("")
 
 
 def assert_usable(target: Path) -> None:
@@ -141,7 +154,9 @@ def test_a_source_that_changed_in_place_is_converted_again(tmp_path: Path, monke
 def test_a_copy_with_times_of_its_own_is_refused_where_the_target_was_named(tmp_path: Path):
     source, target = write_hf(tmp_path / "hf"), convert(tmp_path / "hf", tmp_path / "target")
     os.utime(source / "model.safetensors", ns=(1, 1))
-    with pytest.raises(ModelError, match=r"if only in its files' times; remove it, or convert elsewhere"):
+    with pytest.raises(
+        ModelError, match=r"whose files are others, or were written since; remove it, or convert elsewhere"
+    ):
         convert(source, target)
     assert_usable(target)
 

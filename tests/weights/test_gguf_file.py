@@ -187,7 +187,7 @@ def test_what_is_wrong_names_the_file_and_the_way_out(tmp_path: Path):
 
 def test_scaling_of_another_shape_is_counted(tmp_path: Path):
     held = as_gguf(tensors()) | {"rope_freqs.weight": np.ones((2, 2), np.float32)}
-    with pytest.raises(ModelError, match=r"rope has 4 divisors where head_dim=4 needs half as many"):
+    with pytest.raises(ModelError, match=r"rope has 4 divisors where llama.attention.key_length=4 needs half as many"):
         open_source(write_gguf(tmp_path / "model.gguf", CONFIG, held))
     held["rope_freqs.weight"] = np.array([1, np.inf], np.float32)
     with pytest.raises(ModelError, match=r"rope divisors must be positive numbers"):
