@@ -19,7 +19,7 @@ def enable(folder: Path) -> str | None:
     """
     import jax
 
-    if jax.config.jax_compilation_cache_dir is not None:
+    if jax.config.values["jax_compilation_cache_dir"] is not None:
         return None
     try:
         folder.mkdir(parents=True, exist_ok=True)
