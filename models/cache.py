@@ -26,6 +26,7 @@ CACHE_ELSEWHERE = "set XDG_CACHE_HOME to a folder that can be written and has ro
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_LOCK = (errno.ENOLCK, errno.EOPNOTSUPP)  # refusals that name no file
+_NO_FILES = (errno.EMFILE, errno.ENFILE)  # of the process or the machine: no other folder helps
 _PATIENCE_SECONDS, _QUIET_SECONDS, _POLL_SECONDS = 5, 0.2, 0.02
 
 
@@ -199,6 +200,8 @@ def _naming_the_folder(target: Path, way_out: str) -> Iterator[None]:
     except OSError as error:
         if error.errno in _NO_ROOM:
             raise ModelError(f"No room left in {folder} ({error.strerror}); free some, or {way_out}.") from error
+        if error.errno in _NO_FILES:
+            raise
         if error.errno in _NO_LOCK if error.filename is None else _concerns(target, Path(error.filename)):
             where = f"{error.filename}: " if error.filename == str(_lock_path(target)) else ""
             raise ModelError(f"The folder {folder} cannot be written ({where}{error.strerror}); {way_out}.") from error

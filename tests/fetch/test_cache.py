@@ -277,6 +277,15 @@ def test_trouble_elsewhere_is_not_the_cache_folders(tmp_path, number, elsewhere)
     assert not isinstance(error.value, ModelError) and error.value.filename == str(tmp_path / elsewhere)
 
 
+def test_too_many_open_files_are_no_fault_of_the_folder(tmp_path):
+    def build(work: Path) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(work / "file"))
+
+    with pytest.raises(OSError, match="Too many open files") as error:
+        build_once(tmp_path / "target", build, what="it")
+    assert not isinstance(error.value, ModelError)
+
+
 def test_a_folder_that_the_system_does_not_make():
     with pytest.raises(ModelError, match=r"^The folder /proc/nope cannot be written \(No such file.*XDG_CACHE_HOME"):
         build_once(Path("/proc/nope/target"), never, what="it")

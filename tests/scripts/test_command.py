@@ -1,5 +1,6 @@
 """The outside of scripts: sizes, the bar, Ctrl-C."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -9,7 +10,7 @@ import time
 
 import pytest
 
-from scripts.common import progress
+from scripts.common import command, progress
 from scripts.common.interrupt import Interrupt
 from tests.house.tree import ROOT
 
@@ -76,6 +77,13 @@ def test_an_interrupt_that_was_swallowed_is_met_by_the_next_context():
 def test_other_errors_pass():
     with pytest.raises(ValueError, match="mine"), Interrupt():
         raise ValueError("mine")
+
+
+@pytest.mark.parametrize(("number", "way_out"), [(errno.EMFILE, "ulimit -n"), (errno.ENOSPC, "free some room")])
+def test_what_the_system_refuses_comes_with_a_way_out(number: int, way_out: str, capsys: pytest.CaptureFixture[str]):
+    assert command._report(OSError(number, os.strerror(number), "a/file")) == command.FAULT
+    said = capsys.readouterr().err
+    assert f"{os.strerror(number)}: a/file; " in said and way_out in said
 
 
 def test_a_bar_comes_late_on_a_terminal_and_goes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
