@@ -206,6 +206,34 @@ def attach(
     return _seat(state, dst_J, ids_JM, lengths_J, full_J & jnp.all(right_JM, axis=1))
 
 
+def permute(state: PagedState, dst_J: Int32[AnyArray, " J"], src_J: Int32[AnyArray, " J"]) -> tuple[PagedState, Flag]:
+    """Lets each slot ``dst_J[j]`` share the blocks of slot ``src_J[j]`` in the place of its own: a step of beams.
+
+    All sources are read before any destination is written, and a source may be named several times. Nothing is copied;
+    blocks that nobody holds any more are free.
+
+    Returns:
+      The state, and ``ok``: false if a destination is named twice or is no slot, if a source is no slot, or if the two
+      differ in length, for then more would change than who holds what. Rows with ``dst_J[j] == S`` are padding,
+      whatever their source.
+    """
+    num_slots, null = state.lengths_S.shape[0], state.pool.null
+    padding_J = dst_J == num_slots
+    sane_J = (dst_J >= 0) & (dst_J < num_slots) & (src_J >= 0) & (src_J < num_slots)
+    sane_J = sane_J & (state.lengths_S.at[src_J].get(mode="clip") == state.lengths_S.at[dst_J].get(mode="clip"))
+    at_J = jnp.where(sane_J & ~padding_J, dst_J, num_slots)
+    named_S = jnp.zeros_like(state.lengths_S).at[at_J].add(1, mode="drop")
+    ok = jnp.all(padding_J | sane_J) & jnp.all(named_S <= 1)
+
+    at_J = jnp.where(ok, at_J, num_slots)
+    real_J1 = (at_J < num_slots)[:, None]
+    new_JM = jnp.where(real_J1, state.tables_SM.at[src_J].get(mode="clip"), null)
+    old_JM = jnp.where(real_J1, state.tables_SM.at[dst_J].get(mode="clip"), null)
+    pool, _ = blocks.retain(state.pool, new_JM)  # first, lest a block that only changes hands is free in between
+    pool, _ = blocks.release(pool, old_JM)
+    return state.replace(pool=pool, tables_SM=state.tables_SM.at[at_J].set(new_JM, mode="drop")), ok
+
+
 def truncate(state: PagedState, lengths_S: Int32[AnyArray, " S"]) -> tuple[PagedState, Flag]:
     """Shortens each slot to ``lengths_S[s]`` tokens and releases the blocks that lie wholly past them.
 

@@ -7,10 +7,10 @@ method of the same name as plain ints and lists, so that a failing program can b
 from collections.abc import Sequence
 from random import Random
 
-from tests.allocator.world import ATTACHES, DROPS, FORKS, KEEPS, World
+from tests.allocator.world import ATTACHES, DROPS, FORKS, KEEPS, PERMUTES, World
 
 # Growth and caching more often than the rest, so that memory gets full and there is something to attach.
-SINGLE = (*("append", "grow", "fork", "attach", "keep", "drop", "free") * 2, "copy_on_write", "truncate")
+SINGLE = (*("append", "grow", "fork", "attach", "keep", "drop", "free") * 2, "permute", "copy_on_write", "truncate")
 PLANS = ("apply",) * 5
 ALL = SINGLE + PLANS
 
@@ -59,6 +59,28 @@ def fork(rng: Random, world: World, fault: bool) -> dict:
     elif fault:
         dst = _faulty(rng, world, dst)
     return {"src": src, "dst": dst}
+
+
+def permute(rng: Random, world: World, fault: bool) -> dict:
+    """Slots of one length go on from each other; three in a row, so that blocks lose their last holder."""
+    texts, num_slots = world.model.texts, world.geometry.num_slots
+    length = len(rng.choice(texts))
+    alike = [slot for slot, text in enumerate(texts) if len(text) == length]
+    dst = rng.sample(alike, min(len(alike), PERMUTES))
+    src = [rng.choice(alike) for _ in dst]
+    if fault:
+        row, others = rng.randrange(len(dst)), [slot for slot, text in enumerate(texts) if len(text) != length]
+        match rng.randrange(4):
+            case 0 if others:
+                src[row] = rng.choice(others)
+            case 1:
+                dst[row] = rng.choice([-1, num_slots + 1])
+            case 2 if len(dst) > 1:
+                dst[row] = dst[row - 1]
+            case _:
+                src[row] = rng.choice([-1, num_slots])
+    padding = PERMUTES - len(dst)
+    return {"dst": dst + [num_slots] * padding, "src": src + [rng.choice([-1, 0, num_slots])] * padding}
 
 
 def attach(rng: Random, world: World, fault: bool, evicted: Sequence[int] = ()) -> dict:

@@ -111,6 +111,19 @@ class Model:
             self.texts[d] = [token for name in self.tables[d] for token in self._text_of(name)]
         return True
 
+    def permute(self, dst: Sequence[int], src: Sequence[int]) -> bool:
+        pairs = [(d, s) for d, s in zip(dst, src, strict=True) if d != self.geometry.num_slots]
+        if any(not self._is_slot(d) or not self._is_slot(s) for d, s in pairs) or len({d for d, _ in pairs}) < len(
+            pairs
+        ):
+            return False
+        if any(len(self.texts[d]) != len(self.texts[s]) for d, s in pairs):
+            return False
+        rows = [(list(self.tables[s]), list(self.texts[s])) for _, s in pairs]
+        for (d, _), (table, text) in zip(pairs, rows, strict=True):
+            self.tables[d], self.texts[d] = table, text
+        return True
+
     def truncate(self, lengths: Sequence[int]) -> bool:
         if any(not 0 <= length <= len(text) for length, text in zip(lengths, self.texts, strict=True)):
             return False

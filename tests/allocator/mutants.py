@@ -127,6 +127,31 @@ MUTANTS = (
         tables,
         ("column_SA = first_S[:, None]", "column_SA = (state.lengths_S // state.block_size)[:, None]"),
     ),
+    # tables.permute
+    mutant(
+        "beams that share count once",
+        "the first to leave frees what the other reads",
+        tables,
+        ("pool, _ = blocks.retain(state.pool, new_JM)", "pool = state.pool"),
+    ),
+    mutant(
+        "beams that die leave their blocks",
+        "nobody holds them and nobody gets them",
+        tables,
+        ("    pool, _ = blocks.release(pool, old_JM)\n", ""),
+    ),
+    mutant(
+        "a beam of another length",
+        "the table has more or fewer blocks than the length says",
+        tables,
+        ("sane_J & (state.lengths_S.at[src_J]", "sane_J | (state.lengths_S.at[src_J]"),
+    ),
+    mutant(
+        "one beam from two",
+        "both are retained, one is seated",
+        tables,
+        ("jnp.all(named_S <= 1)", "True"),
+    ),
     # tables.fork, tables.attach
     mutant(
         "a missed retain",

@@ -139,6 +139,31 @@ def test_fork_refuses_and_leaves_the_state(src: tuple[int, ...], dst: tuple[int,
     assert_same(after, state)
 
 
+def test_permute_shares_what_goes_on_and_frees_what_does_not():
+    state = start(6, 6)
+    state, ok = fns.permute(state, i32(0, 1), i32(1, 1))
+    assert ok and rows(state) == [[2, 3], [2, 3], [], []]
+    assert refs(state) == [0, 0, 2, 2, 0, 0, 0, 0] and state.pool.num_free == 6
+
+
+def test_permute_reads_all_sources_before_it_writes():
+    state, ok = fns.permute(start(6, 6), i32(0, 1, 4), i32(1, 0, -7))
+    assert ok and rows(state) == [[2, 3], [0, 1], [], []]
+    assert refs(state) == [1, 1, 1, 1, 0, 0, 0, 0] and state.pool.num_free == 4
+
+
+@pytest.mark.parametrize(
+    ("dst", "src"),
+    [((0, 2), (1, 0)), ((0, 0), (1, 0)), ((0, -1), (1, 0)), ((0, 5), (1, 0)), ((0, 1), (1, -1)), ((0, 1), (1, 4))],
+    ids=["other length", "twice", "negative destination", "no such destination", "negative source", "no such source"],
+)
+def test_permute_refuses_and_leaves_the_state(dst: tuple[int, ...], src: tuple[int, ...]):
+    state = start(6, 6, 3)
+    after, ok = fns.permute(state, i32(*dst), i32(*src))
+    assert not ok
+    assert_same(after, state)
+
+
 def test_attach_starts_slots_from_live_full_blocks():
     state = start(9)  # blocks 0, 1 full, 2 partial
     ids = jnp.array([[0, 1, NULL], [0, NULL, NULL], [7, -5, 99]], jnp.int32)

@@ -44,6 +44,7 @@ CALLS: dict[str, tuple[Callable, list[tuple]]] = {
     "append": (lambda s, n: tables.append(s, n, 3), [(i32(1, 2, 3, 0),), (i32(0, 0, 0, 0),), (i32(0, 0, 0, 4),)]),
     "grow": (lambda s, n: tables.grow(s, n, 3), [(i32(1, 2, 3, 0),), (i32(0, 0, 0, 0),), (i32(0, 0, 0, 4),)]),
     "fork": (tables.fork, [(i32(0, 1), i32(2, 3)), (i32(0, 0), i32(4, 4)), (i32(0, 0), i32(1, 2))]),
+    "permute": (tables.permute, [(i32(0, 2), i32(0, 3)), (i32(4, 4), i32(0, 9)), (i32(0, 0), i32(0, 0))]),
     "attach": (
         tables.attach,
         [

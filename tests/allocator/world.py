@@ -13,7 +13,7 @@ import numpy as np
 from tests.allocator.model import DEAD, Geometry, Model
 
 POISON = -7  # what a free block holds
-KEEPS, DROPS, ATTACHES, FORKS = 3, 6, 2, 2  # entries of the padded lists
+KEEPS, DROPS, ATTACHES, FORKS, PERMUTES = 3, 6, 2, 2, 3  # entries of the padded lists
 COMPILE_FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
@@ -42,6 +42,7 @@ def _functions(tables: ModuleType, wrap) -> SimpleNamespace:
         grow=wrap(tables.grow, static_argnames="max_new"),
         fork=wrap(tables.fork),
         attach=wrap(tables.attach),
+        permute=wrap(tables.permute),
         truncate=wrap(tables.truncate),
         free=wrap(tables.free),
         take=wrap(tables.blocks.take, static_argnames="width"),
@@ -93,6 +94,10 @@ class World:
     def attach(self, dst, ids, lengths) -> bool:
         state, ok = self.fns.attach(self.state, int32(dst), int32(ids), int32(lengths))
         return self._settle(state, ok, self.model.attach(dst, [self._names(row) for row in ids], lengths))
+
+    def permute(self, dst, src) -> bool:
+        state, ok = self.fns.permute(self.state, int32(dst), int32(src))
+        return self._settle(state, ok, self.model.permute(dst, src))
 
     def truncate(self, lengths) -> bool:
         state, ok = self.fns.truncate(self.state, int32(lengths))
