@@ -121,6 +121,21 @@ def copy_blocks(cache: KVCache, src_J: Int32[Array, " J"], dst_J: Int32[Array, "
     return cache.replace(data=lax.fori_loop(0, jnp.sum(real_J, dtype=jnp.int32), one, cache.data))
 
 
+def read_blocks(cache: KVCache, ids_J: Int32[Array, " J"]) -> Array:
+    """Blocks as they leave a cache: [J, L, B, C, K, D], canonical but for the block, which is first; NULL reads 0."""
+    axis = cache.layout.order.index("N")
+    taken = jnp.take(cache.data, ids_J, axis=axis, mode="fill", fill_value=0)
+    return jnp.moveaxis(unpack(cache.layout, taken), CANONICAL.index("N"), 0)
+
+
+def write_blocks(cache: KVCache, ids_J: Int32[Array, " J"], blocks_JLBCKD: Array) -> KVCache:
+    """Puts blocks back that `read_blocks` has read, in other places; NULL drops them. No id may occur twice."""
+    layout, at = cache.layout, cache.layout.order.index("N")
+    fresh = pack(layout, jnp.moveaxis(blocks_JLBCKD, 0, CANONICAL.index("N")))
+    index = (slice(None),) * at + (ids_J,)
+    return cache.replace(data=cache.data.at[index].set(fresh, mode="drop", unique_indices=True))
+
+
 def pack(layout: KVLayout, blocks_LNBCKD: Array) -> Array:
     """Turns blocks in canonical order into the layout's order; any number of them."""
     return blocks_LNBCKD.transpose([CANONICAL.index(axis) for axis in layout.order])
