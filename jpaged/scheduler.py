@@ -1,211 +1,390 @@
-"""Who runs in the next step: `(queue, budget) -> (queue, schedule)`, pure and on the host.
+"""Who runs in the next step, and who must pause: on the host, in integers.
 
-First come, first served, with prompts in chunks: a step's token budget goes to running sequences first, one token each,
-then to prompts under way, then to new ones while they fit. A sequence is admitted only if the pool can hold all that
-it and the others may grow to, so that a full pool makes requests wait and never deadlocks. It knows lengths and slots;
-it knows neither tokens, nor text, nor the device.
+Groups run in order of rank, with prompts in chunks: a step's token budget goes to running sequences first, one token
+each, then to prompts under way, then to new ones while they fit. Memory is booked by counts (`ledger`); when those who
+run need more than there is, the last in rank pauses, the whole group, and later computes its tokens again, or gets
+their blocks back from the host. Some group always advances: the first never pauses while there is another, and what can
+never fit has been refused.
+
+It knows lengths, slots and digests; it knows neither tokens, nor text, nor the device.
 """
 
-import dataclasses
-from typing import Any
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable
 
 import numpy as np
 
-from jpaged.budget import Budget, blocks_for
+from jpaged.groups import Group, Sequence
+from jpaged.ledger import Ledger, blocks_for
+from jpaged.prefix import Block, Found, PrefixCache
+from jpaged.schedule import Draft, Limits, Schedule, Start
+from jpaged.seats import Seats
+
+MOST_OVERTAKEN = 64  # groups that wait for others' blocks and are passed over in one step, for each look costs time
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Sequence:
-    """One sample of a request, as the scheduler sees it.
+class Scheduler:
+    """Groups that wait and groups that run.
 
-    Attributes:
-      key: Whose it is; the scheduler only hands it on.
-      prompt_len: Tokens to prefill.
-      limit: The most tokens whose KV it can ever hold: prompt and output, less the last, which nothing attends to.
-    """
-
-    key: Any
-    prompt_len: int
-    limit: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Limits:
-    """What a step may hold: tokens, sequences that start, and decode steps in one dispatch."""
-
-    tokens: int
-    admissions: int
-    decode_steps: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Queue:
-    """Who waits and who runs. Arrays are never written in place.
+    Args:
+      num_slots: Sequences that can run at once.
+      num_blocks, block_size: Of the pool.
+      limits: Of a step.
+      cache: The prefix cache.
+      prefers_swap: Whether a group that pauses, with so many tokens in so many blocks of the cache's books, should have
+        these copied to the host if they must go, rather than compute its tokens again.
 
     Attributes:
-      waiting: In order of arrival.
-      running: The sequence in each slot, or None.
-      leaving: Slots whose sequence is over; the next step frees them.
-      order_S: When each slot's sequence came; meaningless for an empty slot.
-      prompt_S, limit_S: Its prompt length and limit; 0 for an empty slot.
-      arrivals: Sequences admitted so far.
+      waiting, running: Groups in order of rank.
     """
 
-    waiting: tuple[Sequence, ...]
-    running: tuple[Sequence | None, ...]
-    leaving: tuple[int, ...]
-    order_S: np.ndarray
-    prompt_S: np.ndarray
-    limit_S: np.ndarray
-    arrivals: int = 0
+    def __init__(
+        self,
+        num_slots: int,
+        num_blocks: int,
+        block_size: int,
+        limits: Limits,
+        cache: PrefixCache,
+        prefers_swap: Callable[[int, int], bool] = lambda tokens, blocks: False,
+    ):
+        self._limits, self._cache, self._prefers_swap = limits, cache, prefers_swap
+        self._ledger = Ledger(num_blocks, block_size, num_slots, cache)
+        self.waiting: list[Group] = []
+        self.running: list[Group] = []
+        self._seats = Seats(num_slots, self._ledger)
+        self._leaving: list[Sequence] = []
+        self._freed: list[int] = []  # slots that the next plan frees
+        self._keeps: list[int] = []
+        self._paused: list[Group] = []  # before the next plan
+
+    @property
+    def ledger(self) -> Ledger:
+        return self._ledger
+
+    @property
+    def occupants(self) -> list[Sequence | None]:
+        """The sequence in each slot, or None."""
+        return self._seats.occupants
+
+    @property
+    def idle_blocks(self) -> int:
+        """Blocks that only the prefix cache holds."""
+        return self._cache.idle
 
     @property
     def is_idle(self) -> bool:
-        return not self.waiting and not self.leaving and all(sequence is None for sequence in self.running)
+        return not (self.waiting or self.running or self._leaving or self._freed or self._keeps)
 
-
-@dataclasses.dataclass(frozen=True)
-class Schedule:
-    """One step.
-
-    Attributes:
-      freed: Slots to free before all else.
-      admitted: (slot, sequence) that start.
-      slots_R: The slot of each row; rows that prefill come first.
-      starts_R: Its tokens before the step; an upper bound for rows that decode.
-      counts_R: Tokens that it computes: a chunk of its prompt, or 1.
-      prefills_R: Whether they are prompt tokens.
-      samples_R: Whether a token is sampled after them.
-      steps: Decode steps; 1 if any row prefills.
-    """
-
-    freed: tuple[int, ...]
-    admitted: tuple[tuple[int, Sequence], ...]
-    slots_R: np.ndarray
-    starts_R: np.ndarray
-    counts_R: np.ndarray
-    prefills_R: np.ndarray
-    samples_R: np.ndarray
-    steps: int
+    def kept_ids(self) -> list[int]:
+        """Blocks of which the cache has a reference by now, if every plan was dispatched."""
+        coming = set(self._keeps)
+        return [id for id in self._cache.kept_ids if id not in coming]
 
     @property
-    def decodes_only(self) -> bool:
-        return not self.prefills_R.any()
+    def _beams(self) -> list[Group]:
+        return [group for group in self.running if group.are_beams]
 
+    def submit(self, *groups: Group) -> None:
+        """Groups that wait from now on."""
+        for group in groups:
+            bisect.insort(self.waiting, group, key=lambda group: group.rank)
 
-def create(num_slots: int) -> Queue:
-    """Nobody waits, nobody runs."""
-    zeros = np.zeros(num_slots, np.int64)
-    return Queue((), (None,) * num_slots, (), zeros, zeros, zeros)
+    def finish(self, *sequences: Sequence) -> None:
+        """These are over; the next step frees what they hold. Each has been submitted, and is told once."""
+        for sequence in sequences:
+            group = sequence.group
+            group.sequences.remove(sequence)
+            self._seats.save(group, 0)  # what it shared may be another's own from now on
+            self._cache.unwant(sequence.wanted)
+            sequence.wanted = []
+            if sequence.slot is not None:
+                self._leaving.append(sequence)
+        for group in {sequence.group: None for sequence in sequences}:
+            if not group.sequences:
+                (self.running if group in self.running else self.waiting).remove(group)
 
+    def computed(self, sequence: Sequence) -> None:
+        """All that the sequence was to prefill is there; nobody has to wait for more."""
+        self._cache.disappoint(sequence.expected)
+        sequence.expected = []
 
-def submit(queue: Queue, sequences: tuple[Sequence, ...]) -> Queue:
-    """Appends sequences to those that wait."""
-    return dataclasses.replace(queue, waiting=queue.waiting + sequences)
+    def filled(self, sequence: Sequence, first: int, block_ids: list[int]) -> None:
+        """A sequence that runs has filled these blocks of its table, from column ``first``. Those that its chain does
+        not speak for, past a stop, stay out of the books."""
+        for column, id in enumerate(block_ids, first):
+            if column == len(sequence.held) < len(sequence.chain):
+                self._book(sequence, id)
 
+    def _book(self, sequence: Sequence, id: int) -> None:
+        """Enters a block that a sequence has filled into the books, for it and for the twins that share it."""
+        block = self._cache.add(id, sequence.chain, sequence.held)
+        sharing = (len(sequence.held) + 1) * self._ledger.block_size <= sequence.group.fork_len
+        twins = [twin for twin in sequence.twins if twin.slot is not None] if sharing else []
+        for each in (sequence, *twins):
+            each.held.append(block)
+            self._ledger.held_S[each.slot] += 1
+        self._cache.hold([block] * len(twins))
+        self._seats.save(sequence.group, sequence.group.saved - len(twins))  # it is in the books now
 
-def finish(queue: Queue, slots: list[int]) -> Queue:
-    """The sequences in these slots are over; the next step frees them."""
-    return dataclasses.replace(queue, leaving=(*queue.leaving, *slots))
+    def shared(self, group: Group, blocks: int) -> None:
+        """A step of a group of beams was read, after which they saved so many blocks by sharing what is not booked."""
+        group.losses.popleft()
+        self._seats.save(group, blocks - sum(group.losses))
 
+    def schedule(self, *, in_flight: bool) -> Schedule | None:
+        """Plans the next step, which from now on counts as dispatched.
 
-def withdraw(queue: Queue, keys: set) -> Queue:
-    """Takes sequences that wait out of the queue."""
-    return dataclasses.replace(queue, waiting=tuple(s for s in queue.waiting if s.key not in keys))
+        Args:
+          in_flight: Whether steps are yet to be read.
 
+        Returns:
+          None if there is nothing to do until a step in flight is read, or nothing at all.
+        """
+        self._keeps += self._cache.keeps(self._limits.keeps - len(self._keeps))
+        for sequence in self._leaving:
+            self._vacate(sequence)
+        self._leaving.clear()
+        paused = False
+        while True:
+            decoding = self._seats.decoding(self._beams)
+            draft = Draft(self._limits.tokens - len(decoding), self._ledger.free - self._seats.growth(decoding, 1))
+            if self._within_reach(draft) >= 0:
+                self._continue_prompts(draft)
+                if not paused and not draft.is_blocked:
+                    self._admit(draft, self._seats.next_growth(decoding))
+                if len(decoding) or draft.chunks or draft.fetches or not self.running:
+                    break
+            if in_flight:
+                return None
+            self._pause(self.running[-1])
+            paused = True
+        if not (len(decoding) or draft.chunks or draft.fetches or self._freed or self._keeps):
+            return None
+        return self._book_step(draft, decoding)
 
-def schedule(queue: Queue, budget: Budget, limits: Limits, step: int) -> tuple[Queue, Budget, Schedule | None]:
-    """Plans step number ``step``.
+    def _within_reach(self, draft: Draft, taken: int = 0) -> int:
+        """Blocks that the step can still have, once so many that are idle are taken."""
+        return draft.free + min(self._cache.idle - taken, self._limits.drops)
 
-    Returns:
-      The queue and the budget once it is dispatched, and the step, or None if there is nothing to do.
-    """
-    if queue.leaving:
-        freed = list(queue.leaving)
-        queue = _vacate(queue, freed)
-        budget = budget.dispatch(step, freed, np.empty(0, np.int64), np.empty(0, np.int64))
-    else:
-        freed = []
-    held_S = queue.limit_S > 0
-    prefilling_S = held_S & (budget.bound_S < queue.prompt_S)
-    decoding = np.flatnonzero(held_S & ~prefilling_S & (budget.bound_S < queue.limit_S))
-    room = limits.tokens - len(decoding)
+    def _continue_prompts(self, draft: Draft) -> None:
+        """Plans the next chunks of the groups that run, in order of rank."""
+        if not self._seats.are_prefilling:
+            return
+        for group in self.running:
+            for sequence in group.sequences:
+                if draft.tokens <= 0 or draft.is_blocked:
+                    return
+                slot = sequence.slot
+                assert slot is not None
+                if not self._seats.started_S[slot]:
+                    if not sequence.is_twin and not (group.alone and any(map(self._seats.runs, group.sequences))):
+                        self._start(draft, sequence)
+                    if group.alone:
+                        break
+                elif self._ledger.bound_S[slot] < sequence.prefill_len:
+                    self._chunk(draft, sequence)
 
-    chunks: list[tuple[int, int]] = []
-    under_way = np.flatnonzero(prefilling_S)
-    for slot in under_way[np.argsort(queue.order_S[under_way], kind="stable")].tolist():
-        if room <= 0:
-            break
-        count = min(room, int(queue.prompt_S[slot] - budget.bound_S[slot]))
-        chunks.append((slot, count))
-        room -= count
-    queue, admitted = _admit(queue, budget, limits, room)
-    for slot, sequence in admitted:
-        count = min(room, sequence.prompt_len)
-        chunks.append((slot, count))
-        room -= count
+    def _start(self, draft: Draft, sequence: Sequence) -> None:
+        """Plans a sequence's first chunk, behind the blocks that are there already, unless others compute the next."""
+        if len(draft.starts) >= self._limits.starts:
+            return
+        hits, away, comes = self._find(sequence)
+        if comes or sum(len(start.block_ids) for start in draft.starts) + len(hits) > self._limits.attached:
+            return
+        if away:
+            self._fetch(draft, away)
+            return
+        taken = sum(block.users == 0 for block in hits)  # what was idle is no longer to be had
+        first, target = len(hits) * self._ledger.block_size, sequence.target()
+        if self._reach(self._within_reach(draft, taken), first) <= 0:
+            draft.is_blocked = True
+            return
+        slot = sequence.slot
+        assert slot is not None
+        self._cache.hold(hits)
+        self._cache.unwant(sequence.wanted)
+        sequence.held, sequence.wanted = hits, []
+        self._seats.start(sequence, first)
+        sequence.expected = sequence.chain.digests[len(hits) : target // self._ledger.block_size]
+        self._cache.expect(sequence.expected)
+        draft.starts.append(Start(sequence, slot, tuple(block.id for block in hits if block.id is not None)))
+        self._chunk(draft, sequence)
 
-    if not len(decoding) and not chunks and not freed:
-        return queue, budget, None
-    steps = limits.decode_steps if len(decoding) and not chunks else 1
-    slots_R = np.concatenate([np.array([slot for slot, _ in chunks], np.int64), decoding])
-    counts_R = np.concatenate([np.array([count for _, count in chunks], np.int64), np.ones(len(decoding), np.int64)])
-    prefills_R = np.arange(len(slots_R)) < len(chunks)
-    starts_R = budget.bound_S[slots_R]
-    ends_R = np.minimum(starts_R + np.where(prefills_R, counts_R, steps), queue.limit_S[slots_R])
-    budget = budget.dispatch(step, [], slots_R, ends_R)
-    return (
-        queue,
-        budget,
-        Schedule(
-            freed=tuple(freed),
-            admitted=tuple(admitted),
-            slots_R=slots_R,
-            starts_R=starts_R,
-            counts_R=counts_R,
-            prefills_R=prefills_R,
-            samples_R=~prefills_R | (ends_R == queue.prompt_S[slots_R]),
+    def _find(self, sequence: Sequence) -> Found:
+        """What a sequence can begin with. The last token is always computed, for its logits, and so is its block."""
+        if not sequence.group.reads_cache:
+            return Found([], [], comes=False)
+        return self._cache.find(sequence.chain, (sequence.target() - 1) // self._ledger.block_size)
+
+    def _fetch(self, draft: Draft, away: list[Block]) -> None:
+        """Plans the way back of as many blocks as there is room for."""
+        fetched = away[: max(0, self._within_reach(draft))]
+        self._cache.fetch(fetched)
+        draft.fetches += fetched
+        draft.free -= len(fetched)
+        draft.is_blocked = len(fetched) < len(away)
+
+    def _reach(self, blocks: int, tokens: int) -> int:
+        """By how much a sequence of so many tokens can grow with so many blocks more."""
+        return (int(blocks_for(tokens, self._ledger.block_size)) + blocks) * self._ledger.block_size - tokens
+
+    def _chunk(self, draft: Draft, sequence: Sequence) -> None:
+        first = int(self._ledger.bound_S[sequence.slot])
+        count = min(draft.tokens, sequence.target(first) - first, self._reach(self._within_reach(draft), first))
+        if count <= 0:
+            draft.is_blocked = True
+            return
+        size = self._ledger.block_size
+        draft.free -= blocks_for(first + count, size) - blocks_for(first, size)
+        draft.tokens -= count
+        draft.chunks.append((sequence, first, count))
+
+    def _admit(self, draft: Draft, reserved: int) -> None:
+        """Gives slots to groups that wait, in order of rank, until one does not fit.
+
+        Who waits for a block that another computes is overtaken. Those that run keep what their prompts still need, and
+        the blocks that are reserved for those that decode, lest somebody pauses at once.
+        """
+        empty = self._seats.empty
+        size, index = self._ledger.block_size, 0
+        spare = draft.free + self._cache.idle - reserved
+        missing_S = blocks_for(self._seats.prefill_S, size) - blocks_for(self._ledger.bound_S, size)
+        spare -= int(np.maximum(0, missing_S).sum())
+        spare += sum(blocks_for(first + n, size) - blocks_for(first, size) for _, first, n in draft.chunks)
+        while index < min(len(self.waiting), MOST_OVERTAKEN) and draft.tokens > 0 and not draft.is_blocked:
+            group = self.waiting[index]
+            if len(group.sequences) > len(empty) or len(draft.starts) >= self._limits.starts:
+                return
+            hits, away, comes = self._find(group.sequences[0])
+            if comes:
+                index += 1
+                continue
+            need = int(blocks_for(group.sequences[0].prefill_len, size)) - sum(block.users > 0 for block in hits)
+            shared = group.fork_len // size
+            need += sum(max(1, int(blocks_for(s.prefill_len, size)) - shared) for s in group.sequences[1:])
+            # While nobody runs, only the first may take more than there is: two would take it from each other for ever.
+            if need > spare and (self.running or draft.chunks or index):
+                return
+            spare -= need
+            if away:
+                self._fetch(draft, away)
+                index += 1
+                continue
+            del self.waiting[index]
+            bisect.insort(self.running, group, key=lambda group: group.rank)
+            for sequence in group.sequences:
+                self._seats.take(sequence, empty.pop(0))
+            self._start(draft, group.sequences[0])
+
+    def _book_step(self, draft: Draft, decoding: np.ndarray) -> Schedule:
+        """Enters the step into the books."""
+        ledger = self._ledger
+        rows = [sequence for sequence, _, _ in draft.chunks]
+        starts = [first for _, first, _ in draft.chunks]
+        counts = [count for _, _, count in draft.chunks]
+        for sequence, first, count in draft.chunks:
+            ledger.bound_S[sequence.slot] = first + count
+        steps = 1
+        if len(decoding) and not draft.chunks and not self.waiting:
+            steps, room = self._limits.decode_steps, ledger.free + min(self._cache.idle, self._limits.drops)
+            while steps > 1 and self._seats.growth(decoding, steps) > room:
+                steps //= 2
+        bound = ledger.bound_S[decoding]
+        beams = self._seats.unshare(decoding, steps, self._beams)
+        self._seats.grow(decoding, steps)
+        drops, stores = self._cache.evict(max(0, -ledger.free))
+        sources, samples, twin_samples = list(range(len(rows))), [], []
+        for row in range(len(draft.chunks)):
+            group = rows[row].group
+            end, resumes = starts[row] + counts[row], group.are_beams and group.resumes
+            samples.append(end == rows[row].prefill_len and not resumes)
+            if end == group.fork_len:
+                for twin in self._fork(rows[row]):
+                    sources.append(row)
+                    rows.append(twin)
+                    starts.append(end)
+                    counts.append(0)
+                    twin_samples.append(not resumes)
+            if group.are_beams and samples[-1]:
+                group.losses.append(0)
+                beams.append(group)
+        samples += twin_samples + [True] * len(decoding)
+        num_prefills, num_chunks, num_decoding = len(rows), len(draft.chunks), len(decoding)
+        occupants = self.occupants
+        rows += [occupants[slot] for slot in decoding.tolist()]
+        freed, self._freed = tuple(self._freed), []
+        paused, self._paused = tuple(self._paused), []
+        keeps, self._keeps = tuple(self._keeps), []
+        return Schedule(
+            keeps=keeps,
+            freed=freed,
+            drops=tuple(drops),
+            stores=tuple(stores),
+            fetches=tuple(draft.fetches),
+            started=tuple(draft.starts),
+            sequences=tuple(rows),
+            slots_R=np.array([sequence.slot for sequence in rows], np.int64),
+            starts_R=np.concatenate([np.array(starts, np.int64), bound]),
+            counts_R=np.concatenate([np.array(counts, np.int64), np.ones(num_decoding, np.int64)]),
+            sources_R=np.concatenate([np.array(sources, np.int64), np.arange(num_prefills, len(rows))]),
+            prefills_R=np.arange(len(rows)) < num_chunks,
+            samples_R=np.array(samples, np.bool_),
             steps=steps,
-        ),
-    )
+            beams=tuple(beams),
+            paused=paused,
+        )
 
+    def _fork(self, source: Sequence) -> list[Sequence]:
+        """The twins that start once a group's prompt is computed: they hold what their source holds."""
+        group = source.group
+        twins = [sequence for sequence in group.sequences if sequence.is_twin]
+        for twin in twins:
+            twin.is_twin = False
+            self._cache.unwant(twin.wanted)
+            twin.held, twin.wanted = list(source.held), []
+            self._cache.hold(twin.held)
+            self._seats.start(twin, group.fork_len)
+        source.twins = twins
+        # A last block that is not full becomes each one's own: at once in beams that go on, else when they next grow.
+        size = self._ledger.block_size
+        shared = group.fork_len // size if group.are_beams and group.resumes else blocks_for(group.fork_len, size)
+        if twins:
+            self._seats.save(group, len(twins) * (shared - len(source.held)))
+        return twins
 
-def _vacate(queue: Queue, slots: list[int]) -> Queue:
-    running, prompt_S, limit_S = list(queue.running), queue.prompt_S.copy(), queue.limit_S.copy()
-    for slot in slots:
-        running[slot] = None
-    prompt_S[slots] = 0
-    limit_S[slots] = 0
-    return dataclasses.replace(queue, running=tuple(running), leaving=(), prompt_S=prompt_S, limit_S=limit_S)
+    def _pause(self, group: Group) -> None:
+        """Takes the memory of a group, which will compute its tokens again. No step is in flight.
 
+        A group that cannot even run by itself goes on one sequence after another.
+        """
+        if len(self.running) == 1:
+            assert len(group.sequences) > 1, "a sequence that the pool cannot hold was let in"
+            group.alone = True
+        held = {block: None for sequence in group.sequences for block in sequence.held}
+        swaps = self._prefers_swap(sum(sequence.kv_len for sequence in group.sequences), len(held))
+        for sequence in group.sequences:
+            if sequence.kv_len >= sequence.prefill_len:
+                group.resumes = True
+                sequence.prefill_len = sequence.kv_len + (not group.are_beams)  # the last token has no KV yet
+            if group.are_beams and group.resumes:
+                sequence.is_twin = sequence is not group.sequences[0]
+            if swaps and sequence.held:
+                sequence.wanted = list(sequence.held)
+                self._cache.want(sequence.wanted)
+            self._vacate(sequence)
+        self._seats.save(group, 0)
+        group.losses.clear()
+        self.running.remove(group)
+        self.submit(group)
+        self._paused.append(group)
 
-def _admit(queue: Queue, budget: Budget, limits: Limits, room: int) -> tuple[Queue, list[tuple[int, Sequence]]]:
-    """Gives empty slots to those who wait, in order, until one does not fit."""
-    if not queue.waiting or room <= 0:
-        return queue, []
-    unpromised = budget.free - budget.promised(queue.limit_S)
-    empty = [slot for slot, sequence in enumerate(queue.running) if sequence is None]
-    admitted: list[tuple[int, Sequence]] = []
-    for slot, sequence in zip(empty[: limits.admissions], queue.waiting, strict=False):
-        need = int(blocks_for(np.int64(sequence.limit), budget.block_size))
-        if need > unpromised or room <= 0:
-            break
-        admitted.append((slot, sequence))
-        unpromised -= need
-        room -= sequence.prompt_len
-    if not admitted:
-        return queue, []
-    running = list(queue.running)
-    order_S, prompt_S, limit_S = queue.order_S.copy(), queue.prompt_S.copy(), queue.limit_S.copy()
-    for number, (slot, sequence) in enumerate(admitted, queue.arrivals):
-        running[slot] = sequence
-        order_S[slot], prompt_S[slot], limit_S[slot] = number, sequence.prompt_len, sequence.limit
-    return dataclasses.replace(
-        queue,
-        waiting=queue.waiting[len(admitted) :],
-        running=tuple(running),
-        order_S=order_S,
-        prompt_S=prompt_S,
-        limit_S=limit_S,
-        arrivals=queue.arrivals + len(admitted),
-    ), admitted
+    def _vacate(self, sequence: Sequence) -> None:
+        """Releases what a sequence holds; the next plan frees its slot."""
+        slot = sequence.slot
+        assert slot is not None
+        self._cache.release(sequence.held)
+        self._cache.disappoint(sequence.expected)
+        if self._seats.leave(sequence):
+            self._freed.append(slot)
