@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from jpaged.attention import PagedAttention, paged_attention
-    from jpaged.config import EngineConfig, SamplingParams
+    from jpaged.config import BeamSearchParams, EngineConfig, SamplingParams
     from jpaged.llm import LLM
     from jpaged.model import LoadedModel
     from jpaged.outputs import RequestOutput
@@ -16,6 +16,7 @@ __version__ = "0.1.0.dev0"
 
 _HOMES = {
     "LLM": "llm",
+    "BeamSearchParams": "config",
     "EngineConfig": "config",
     "LoadedModel": "model",
     "PagedAttention": "attention",
@@ -24,7 +25,16 @@ _HOMES = {
     "paged_attention": "attention",
 }
 
-__all__ = ["LLM", "EngineConfig", "LoadedModel", "PagedAttention", "RequestOutput", "SamplingParams", "paged_attention"]
+__all__ = [
+    "LLM",
+    "BeamSearchParams",
+    "EngineConfig",
+    "LoadedModel",
+    "PagedAttention",
+    "RequestOutput",
+    "SamplingParams",
+    "paged_attention",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -10,6 +10,7 @@ types of their values themselves, for these come from JSON and flags: hence `no_
 listen.
 """
 
+import math
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args, no_type_check
 
@@ -17,6 +18,8 @@ from jpaged import checks
 
 DType = Literal["auto", "float32", "bfloat16"]
 Backend = Literal["xla", "tpu", "gpu", "tpu_interpret", "gpu_interpret"]
+SchedulingPolicy = Literal["fcfs", "priority"]
+PreemptionMode = Literal["auto", "recompute", "swap"]
 
 GREEDY_BELOW = 1e-5  # a temperature under this is greedy, as in vLLM
 
@@ -44,6 +47,15 @@ class EngineConfig:
       decode_steps: decode steps that one dispatch makes.
       dtype: type of weights and activations; "auto" is the best that the device has.
       backend: attention backend; None picks one, a name never falls back.
+      enable_prefix_caching: whether blocks stay after their sequences, for texts that begin in the same way.
+      scheduling_policy: "fcfs" serves in the order of arrival, "priority" those with the lowest `priority` first.
+      priority_ageing: with "priority": seconds of waiting that count as one level, so that nobody waits for ever.
+      preemption_mode: what becomes of a request that pauses for want of memory: "recompute" computes its tokens again,
+        "swap" copies their KV to the host if it must go, "auto" does what was measured to be quicker.
+      swap_space: bytes of the host for that.
+      max_beam_width: the greatest width of a beam search.
+      check_every_step: whether to compare the device's memory with the host's books after every step, which waits for
+        it: to look for faults of jpaged itself.
       seed: what requests without a seed derive theirs from.
       max_logprobs: the most alternatives that a token's logprobs may list.
       max_stop_token_ids: the most ids that may end a request, the model's own end-of-sequence ids included.
@@ -61,6 +73,13 @@ class EngineConfig:
     decode_steps: int = 8
     dtype: DType = "auto"
     backend: Backend | None = None
+    enable_prefix_caching: bool = True
+    scheduling_policy: SchedulingPolicy = "fcfs"
+    priority_ageing: float = 60.0
+    preemption_mode: PreemptionMode = "auto"
+    swap_space: int = 4 * 2**30
+    max_beam_width: int = 8
+    check_every_step: bool = False
     seed: int = 0
     max_logprobs: int = 20
     max_stop_token_ids: int = 16
@@ -98,6 +117,20 @@ class EngineConfig:
                 f"backend={self.backend!r} must be one of {checks.names(get_args(Backend))}; leave it out for the "
                 "machine's own."
             )
+        for name, choices in (("scheduling_policy", SchedulingPolicy), ("preemption_mode", PreemptionMode)):
+            if (value := getattr(self, name)) not in get_args(choices):
+                found.append(f"{name}={value!r} must be one of {checks.names(get_args(choices))}; leave it out.")
+        found += checks.number("priority_ageing", self.priority_ageing, 0, None, "try 60", above=True)
+        found += checks.integer("swap_space", self.swap_space, 0, 2**63 - 1, "it counts bytes; 0 is none")
+        if self.preemption_mode == "swap" and self.enable_prefix_caching is False:
+            found.append(
+                "preemption_mode='swap' needs enable_prefix_caching, by which blocks are found again; "
+                "turn that on, or try preemption_mode='recompute'."
+            )
+        found += checks.integer("max_beam_width", self.max_beam_width, 1, 4096, "every slot pays for it; try 8")
+        for name in ("enable_prefix_caching", "check_every_step"):
+            if not isinstance(flag := getattr(self, name), bool):
+                found.append(f"{name}={flag!r} must be a bool, not {type(flag).__name__}; try True or False.")
         found += checks.integer("seed", self.seed, *SEED_RANGE, "a seed is a signed 64-bit integer")
         for name in ("max_logprobs", "max_stop_token_ids", "max_logit_bias", "max_bad_words", "max_bad_word_tokens"):
             low = 1 if name == "max_bad_word_tokens" else 0
@@ -219,6 +252,63 @@ class SamplingParams:
             if (wanted := getattr(self, name)) is not None:
                 found += checks.integer(name, wanted, 0, min(config.max_logprobs, vocab_size), hint)
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+            if not isinstance(flag := getattr(self, name), bool):
+                found.append(f"{name}={flag!r} must be a bool, not {type(flag).__name__}; try True or False.")
+        return found
+
+
+@no_type_check
+@dataclass(frozen=True, kw_only=True)
+class BeamSearchParams:
+    """How to search for the likeliest continuations of one prompt; see `jpaged.beam`. Names are vLLM's, and
+    transformers' for `early_stopping`. Building one never raises; `problems` judges it.
+
+    Attributes:
+      beam_width: hypotheses that are followed at once, and returned.
+      max_tokens: the most output tokens.
+      ignore_eos: the model's end-of-sequence ids do not end a hypothesis.
+      temperature: for vLLM's sake, where it has no meaning either: the search goes by the model's own probabilities.
+      length_penalty: a hypothesis scores the sum of its log-probabilities over its length to this power. Above 0 the
+        long gain, below 0 the short; 0 takes the sum.
+      early_stopping: end as soon as `beam_width` hypotheses are finished; else once no other can become better than the
+        worst of them.
+      stop_token_ids: token ids that end a hypothesis, beside the model's own.
+      include_stop_str_in_output: leave in the text what ended it.
+      skip_special_tokens: leave special tokens out of the text.
+    """
+
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    length_penalty: float = 1.0
+    early_stopping: bool = False
+    stop_token_ids: Any = None  # None | iterable of int; (int, ...) once built
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            object.__setattr__(self, field.name, checks.plain(getattr(self, field.name)))
+        object.__setattr__(self, "stop_token_ids", checks.as_tuple(self.stop_token_ids))
+
+    def problems(self, config: EngineConfig, *, vocab_size: int) -> list[str]:
+        """Everything that is wrong with these parameters; arguments and answer as of `SamplingParams.problems`."""
+        room = (INT32_MAX if config.max_model_len is None else config.max_model_len) - 1
+        widest = min(config.max_beam_width, config.max_num_seqs)
+        found = checks.integer("beam_width", self.beam_width, 1, widest, "raise max_beam_width and max_num_seqs")
+        found += checks.number("temperature", self.temperature, 0, 0, "a beam search has none, so leave it out")
+        power = checks.number("length_penalty", self.length_penalty, -100, 100, "1 is the mean log-probability")
+        most = checks.integer("max_tokens", self.max_tokens, 1, room, f"max_model_len={room + 1} less one of prompt")
+        found += most + power
+        if not most and not power and abs(self.length_penalty) * math.log10(self.max_tokens) > 30:
+            bound = 30 / math.log10(self.max_tokens)
+            found.append(
+                f"length_penalty={self.length_penalty!r} with max_tokens={self.max_tokens!r} makes scores that no "
+                f"float32 holds; try from {-bound:.3g} to {bound:.3g}."
+            )
+        found += checks.token_ids("stop_token_ids", self.stop_token_ids, vocab_size, config.max_stop_token_ids)
+        for name in ("ignore_eos", "early_stopping", "include_stop_str_in_output", "skip_special_tokens"):
             if not isinstance(flag := getattr(self, name), bool):
                 found.append(f"{name}={flag!r} must be a bool, not {type(flag).__name__}; try True or False.")
         return found

@@ -10,31 +10,45 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+import heapq
+import time
+import weakref
+from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
 
-from jpaged import buckets, budget, dtypes, plan, sampling, scheduler, sizing, step
+from jpaged import audit, buckets, dtypes, intake, prefix, sampling, sizing, step
+from jpaged import state as states
 from jpaged.attention import resolve_backend
 from jpaged.config import EngineConfig
+from jpaged.groups import Group, Sequence
+from jpaged.intake import AnyRequest, AnySample
 from jpaged.model import LoadedModel
-from jpaged.plan import PlanShape
-from jpaged.request import Candidates, Request, Sample
-from jpaged.scheduler import Limits, Schedule, Sequence
+from jpaged.outputs import RequestMetrics
+from jpaged.packing import Packer
+from jpaged.prefix import Block, PrefixCache
+from jpaged.reading import Reader
+from jpaged.schedule import Limits, Schedule
+from jpaged.scheduler import Scheduler
 from jpaged.stats import Stats
+from jpaged.swap import Swapper
 
 MAX_ADMISSIONS = 8  # sequences that may start in one step: what bounds a plan's size
 
 
 @dataclasses.dataclass(frozen=True)
 class _InFlight:
-    """A dispatched step: who its rows were for. A row whose sample is over by the time it is read is dropped."""
+    """A dispatched step. A row whose sequence is over by the time it is read is dropped."""
 
-    number: int
     schedule: Schedule
-    samples: tuple[Sample, ...]
     output: step.StepOutput
+    stored: list[list[Block]]  # what each of the copies holds
+    copies: list[jax.Array]
+    fetched: list[list[Block]]
+    fetched_ids: list[jax.Array]
+    begun: float
+    traces: int  # that there had been
 
 
 class Engine:
@@ -43,6 +57,8 @@ class Engine:
     Args:
       loaded: The model.
       config: Sizes and limits; see `EngineConfig`.
+      hash: By which the prefix cache finds blocks.
+      clock: Seconds; for deadlines, ageing and times.
 
     Attributes:
       failure: What a step has failed with; the engine then serves no more. None while all is well.
@@ -51,7 +67,14 @@ class Engine:
       ValueError: settings that this model or machine cannot serve, with the numbers.
     """
 
-    def __init__(self, loaded: LoadedModel, config: EngineConfig):
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        config: EngineConfig,
+        *,
+        hash: Callable[[bytes], bytes] = prefix.sha256,
+        clock: Callable[[], float] = time.monotonic,
+    ):
         self.loaded = loaded
         spec, vocab = loaded.model.spec, loaded.model.spec.vocab_size
         self.config = settled = sizing.resolve(spec, dtypes.of_weights(loaded, config))
@@ -61,96 +84,176 @@ class Engine:
         self.buckets = buckets.make(
             settled.max_num_seqs, settled.max_num_batched_tokens, dtypes.min_rows(settled.dtype)
         )
-        self._rows = sampling.RowLayout.of(settled, vocab)
+        rows = sampling.RowLayout.of(settled, vocab)
         self.steps = step.Steps(
             loaded.model,
             backend=resolve_backend(settled.backend),
             vocab_limit=loaded.sampled_vocab,
             max_steps=settled.decode_steps,
-            rows=self._rows,
+            rows=rows,
         )
-        state = step.create_state(
+        idle = states.create(
             self.layout,
             max_num_seqs=settled.max_num_seqs,
             max_model_len=settled.max_model_len,
-            samplers=sampling.create(self._rows, settled.max_num_seqs),
+            max_beam_width=settled.max_beam_width,
+            samplers=sampling.create(rows, settled.max_num_seqs),
         )
         # Where the weights are, and committed as a step's results are: else the second step would compile anew.
-        self._state = _beside(loaded, state)
-        self._limits = Limits(
+        self._state = _beside(loaded, idle)
+        filled = settled.max_num_batched_tokens // settled.block_size + settled.max_num_seqs
+        limits = Limits(
             tokens=settled.max_num_batched_tokens,
-            admissions=min(MAX_ADMISSIONS, settled.max_num_seqs),
+            starts=min(MAX_ADMISSIONS, settled.max_num_seqs),
+            attached=settled.max_model_len // settled.block_size,
             decode_steps=settled.decode_steps,
+            keeps=filled,
+            drops=filled,
         )
-        self._queue = scheduler.create(settled.max_num_seqs)
-        self._budget = budget.create(settled.num_blocks, settled.block_size, settled.max_num_seqs)
+        self.packer = Packer(settled, rows, limits)
+        self.prefix_cache = PrefixCache(
+            retains=settled.enable_prefix_caching, room=settled.swap_space // self.layout.bytes_per_block
+        )
+        self.swapper = Swapper(self.layout, self.steps, self.prefix_cache)
+        self.scheduler = Scheduler(
+            settled.max_num_seqs,
+            settled.num_blocks,
+            settled.block_size,
+            limits,
+            self.prefix_cache,
+            self._prefers_swap,
+        )
+        self._reader = Reader(self.scheduler, loaded.tokenizer, settled.block_size)
+        self._hash, self._clock = hash, clock
+        self._arrivals = 0
+        self._deadlines: list[tuple[float, int, weakref.ref[AnyRequest]]] = []  # a heap
+        self._changed: list[AnySample] = []  # and not told yet
+        self._read_at = 0.0
+        self._sequences: dict[AnySample, Sequence] = {}
+        self._planned: Schedule | None = None  # not dispatched yet
         self._in_flight: collections.deque[_InFlight] = collections.deque()
-        self._step_number = 0
         self.failure: BaseException | None = None
         self.stats = Stats(block_size=settled.block_size, num_blocks=settled.num_blocks)
 
     @property
-    def state(self) -> step.DecodeState:
+    def state(self) -> states.DecodeState:
         """The device state after every step that was dispatched."""
         return self._state
 
     @property
     def has_work(self) -> bool:
-        return self.failure is None and (bool(self._in_flight) or not self._queue.is_idle)
+        return self.failure is None and not (self._planned is None and not self._in_flight and self.scheduler.is_idle)
 
-    def add(self, *requests: Request) -> None:
-        """Queues the requests' samples. They must have passed `validate.request_problems`: else they may wait forever.
+    def add(self, *requests: AnyRequest) -> None:
+        """Queues the requests' samples. They must have passed `validate`: else they may wait forever.
 
         Raises:
           RuntimeError: a step has failed, and taken the state with it.
         """
         self._refuse_after_failure()
-        self._queue = scheduler.submit(
-            self._queue,
-            tuple(
-                Sequence(sample, len(request.prompt_token_ids), len(request.prompt_token_ids) + request.max_tokens - 1)
-                for request in requests
-                for sample in request.samples
-            ),
-        )
+        now = self._clock()
+        groups = [
+            self._group_of(request, now) for request in requests
+        ]  # whatever fails, fails before anything is queued
+        with self._all_or_failure():
+            for request, group in zip(requests, groups, strict=True):
+                request.metrics = RequestMetrics(arrived=now)
+                self._sequences.update((sequence.key, sequence) for sequence in group.sequences)
+                if request.timeout is not None:
+                    self._arrivals += 1
+                    heapq.heappush(self._deadlines, (now + request.timeout, self._arrivals, weakref.ref(request)))
+            self.scheduler.submit(*groups)
 
-    def abort(self, *requests: Request) -> None:
-        """Ends what is left of the requests; their blocks come back with the next step."""
-        alive = {sample for request in requests for sample in request.samples if sample.finish_reason is None}
-        if not alive:
-            return
-        self._queue = scheduler.withdraw(self._queue, alive)
-        self._queue = scheduler.finish(self._queue, [s for s, q in self._running() if q.key in alive])
-        for sample in alive:
-            sample.abort()
+    def _group_of(self, request: AnyRequest, now: float) -> Group:
+        self._arrivals += 1
+        return intake.group_of(request, self.config, self._hash, arrival=self._arrivals, now=now)
 
-    def step(self) -> list[Sample]:
-        """Dispatches one step, reads the one before, and returns the samples that this changed."""
+    def abort(self, *requests: AnyRequest, reason: str = "abort") -> None:
+        """Ends what is left of the requests; their blocks come back with the next step.
+
+        Args:
+          reason: The finish_reason that they get.
+        """
+        for request in requests:
+            alive = [sample for sample in request.samples if sample.finish_reason is None]
+            known = [sample for sample in alive if sample in self._sequences]
+            with self._all_or_failure():
+                if self.failure is None:  # else there are no books left to keep
+                    self.scheduler.finish(*(self._sequences.pop(sample) for sample in known))
+                for sample in alive:
+                    sample.abort(reason)
+                if alive and request.metrics is not None:
+                    self._finished(request)
+
+    def _expire(self) -> None:
+        """Ends the requests whose time is up."""
+        while self._deadlines and self._deadlines[0][0] <= self._clock():
+            request = self._deadlines[0][-1]()
+            if request is not None:
+                alive = [sample for sample in request.samples if sample.finish_reason is None]
+                self.abort(request, reason="timeout")
+                self._changed += alive
+            heapq.heappop(self._deadlines)
+
+    def _prefers_swap(self, tokens: int, blocks: int) -> bool:
+        mode = self.config.preemption_mode
+        return mode == "swap" or (mode == "auto" and self.swapper.costs.prefer_swap(tokens, blocks))
+
+    def step(self) -> list[AnySample]:
+        """Dispatches one step, reads the one before, and returns the samples that this changed.
+
+        An interrupt loses nothing: the next call goes on, or, if it came where that is not possible, says so.
+        """
         self._refuse_after_failure()
         try:
+            self._expire()
             dispatched = self._dispatch()
             if len(self._in_flight) > 1 or (self._in_flight and not dispatched):
-                return self._harvest()
-            return []
+                self._harvest()
+            self.swapper.discard()
+            if self.config.check_every_step or not self.has_work:
+                self.check()
         except Exception as error:
             self.failure = error  # what the step was given is donated, so there may be nothing left to go on from
             raise
+        changed, self._changed = self._changed, []
+        return changed
 
-    def warmup(self, on_progress=lambda done, total: None) -> int:
+    def check(self) -> None:
+        """Compares the device's memory with the host's books; waits for the steps in flight.
+
+        Every engine does so whenever it becomes idle, and after each step with ``check_every_step``. There is nothing
+        to compare while a plan is not dispatched yet, or blocks come from the host whose ids are not read yet.
+
+        Raises:
+          RuntimeError: a block is lost, held by nobody or by too many, or not where the books say; all is named.
+        """
+        if self._planned is not None or any(record.fetched for record in self._in_flight):
+            return
+        if found := audit.faults(self._state.paged, self.scheduler):
+            raise RuntimeError("the KV memory is not as the books say: " + "; ".join(found))
+
+    def warmup(self, on_progress=lambda done, total: None, *, beams: bool = False) -> int:
         """Compiles every bucket by running idle plans through it; returns how many there are.
+
+        Args:
+          on_progress: Is told how many are done, and how many there are.
+          beams: Whether to compile what beam searches need, too, which are as many again.
 
         Raises:
           RuntimeError: a step has failed, and taken the state with it.
         """
         self._refuse_after_failure()
-        shapes = [("prefill", self._shape(r, t)) for r, t in self.buckets.all_prefill()]
-        shapes += [("decode", self._shape(r, 0)) for r in self.buckets.rows]
-        for done, (kind, shape) in enumerate(shapes):
+        sizes = [*self.buckets.all_prefill(), *((rows, 0) for rows in self.buckets.rows)]
+        kinds = (False, True) if beams else (False,)
+        shapes = [self.packer.shape(*size, beams=kind) for kind in kinds for size in sizes]
+        for done, shape in enumerate(shapes):
             on_progress(done, len(shapes))
-            run = self.steps.prefill if kind == "prefill" else self.steps.decode
+            run = self.steps.prefill if shape.tokens else self.steps.decode
             with self._failing_without_a_state():
-                self._state, output = run(self.loaded.weights, self._state, plan.blank(shape)[0], shape=shape)
+                self._state, output = run(self.loaded.weights, self._state, self.packer.blank(shape)[0], shape=shape)
             jax.block_until_ready(output)
+        self.prepare_swap()
         on_progress(len(shapes), len(shapes))
         return len(shapes)
 
@@ -159,38 +262,56 @@ class Engine:
             why = str(self.failure) or type(self.failure).__name__
             raise RuntimeError(f"a step of this engine failed ({why}); make a new one") from self.failure
 
-    def _running(self) -> list[tuple[int, Sequence]]:
-        return [(slot, sequence) for slot, sequence in enumerate(self._queue.running) if sequence is not None]
-
-    def _shape(self, rows: int, tokens: int) -> PlanShape:
-        admissions = self._limits.admissions if tokens else 0
-        return PlanShape(self.config.max_num_seqs, rows, tokens, admissions, self._rows.width)
-
     def _dispatch(self) -> bool:
-        number = self._step_number
-        queue, budget, planned = scheduler.schedule(self._queue, self._budget, self._limits, number)
+        if self._planned is None:
+            if self.scheduler.ledger.obtainable < self.config.num_blocks // 4:
+                self.prepare_swap()
+            with self._all_or_failure():
+                self._planned = self.scheduler.schedule(in_flight=bool(self._in_flight))
+        planned = self._planned
         if planned is None:
-            self._queue, self._budget = queue, budget
             return False
-        if planned.decodes_only:
-            shape, run = self._shape(self.buckets.decode(len(planned.slots_R)), 0), self.steps.decode
-        else:
-            shape, run = (
-                self._shape(*self.buckets.prefill(len(planned.slots_R), int(planned.counts_R.sum()))),
-                self.steps.prefill,
-            )
-        running = queue.running
-        samples = tuple(running[slot].key for slot in planned.slots_R.tolist())
-        packed = self._pack(planned, samples, shape)
+        # An interrupt from here on (compiling takes seconds) leaves the plan for the next call: it is in the books.
+        begun = self._clock()
+        traces, shape = self.steps.traces.total(), self.packer.shape_for(planned, self.buckets)
+        packed = self.packer.pack(planned, shape)
+        stored, copies = self.swapper.read(self._state, planned)
+        fetches = self.swapper.lay_out(planned, [(each.stored, each.copies) for each in self._in_flight])
+        run = self.steps.decode if planned.decodes_only else self.steps.prefill
         with self._failing_without_a_state():
             state, output = run(self.loaded.weights, self._state, packed, shape=shape)
-            for leaf in jax.tree.leaves(output):
+            ids = []
+            for blocks, data in fetches:
+                state, found = self.steps.fetch(state, data, np.int32(len(blocks)))
+                ids.append(found)
+            fetched = [blocks for blocks, _ in fetches]
+            for leaf in jax.tree.leaves((output, copies, ids)):
                 leaf.copy_to_host_async()
-            self._in_flight.append(_InFlight(number, planned, samples, output))
-            # Only now: an interrupt on the way here (compiling takes seconds) must not lose what the plan frees.
-            self._queue, self._budget, self._step_number = queue, budget, number + 1
-            self._state = state
+            with self._all_or_failure():
+                self._started(planned, begun)
+                self._in_flight.append(_InFlight(planned, output, stored, copies, fetched, ids, begun, traces))
+                self._planned, self._state = None, state
         return True
+
+    def prepare_swap(self) -> None:
+        """Compiles the way to the host and back, and times it; nothing, if that is done, or nobody would go it.
+
+        Every engine does so once memory gets short, and when it warms up.
+        """
+        wanted = self.config.preemption_mode != "recompute" and self.config.enable_prefix_caching
+        if wanted and self.swapper.costs.move is None:
+            with self._failing_without_a_state():
+                self._state = self.swapper.measure(self._state)
+
+    def _started(self, planned: Schedule, now: float) -> None:
+        for one in planned.started:
+            metrics = one.sequence.key.request.metrics
+            if metrics.started is None:
+                metrics.started = now
+                metrics.num_cached_tokens = len(one.block_ids) * self.config.block_size
+        for group in planned.paused:
+            if group.sequences:
+                group.sequences[0].key.request.metrics.preemptions += 1
 
     @contextlib.contextmanager
     def _failing_without_a_state(self) -> Iterator[None]:
@@ -202,115 +323,57 @@ class Engine:
                 self.failure = error
             raise
 
-    def _pack(self, planned: Schedule, samples: tuple[Sample, ...], shape: PlanShape) -> np.ndarray:
-        packed, view = plan.blank(shape)
-        rows = len(planned.slots_R)
-        view["steps"][...] = planned.steps
-        view["free"][list(planned.freed)] = 1
-        view["slots"][:rows] = planned.slots_R
-        view["counts"][:rows] = planned.counts_R
-        view["flags"][:rows] = planned.prefills_R * plan.PREFILLS + planned.samples_R * plan.SAMPLES
-        start = 0
-        for row in np.flatnonzero(planned.prefills_R).tolist():
-            first, count = int(planned.starts_R[row]), int(planned.counts_R[row])
-            ids = samples[row].request.prompt_token_ids
-            view["tokens"][start : start + count] = ids[first : first + count]
-            view["nexts"][row] = ids[first + count] if first + count < len(ids) else 0
-            start += count
-        for j, (slot, sequence) in enumerate(planned.admitted):
-            view["admit"][j] = slot
-            view["samplers"][j] = self._sampler_row(sequence.key)
-        return packed
-
-    def _sampler_row(self, sample: Sample) -> np.ndarray:
-        request = sample.request
-        return sampling.pack_row(
-            self._rows,
-            request.params,
-            index=sample.index,
-            seed=self._seed(request),
-            prompt_len=len(request.prompt_token_ids),
-            max_tokens=request.max_tokens,
-            stop_ids=sorted(request.stop_ids),
-            bad_words=request.bad_words,
-        )
-
-    def _seed(self, request: Request) -> int:
-        """A request without a seed of its own gets one from the engine's seed and its number."""
-        if request.params.seed is not None:
-            return request.params.seed
-        return int(np.random.default_rng([self.config.seed % 2**64, request.id]).integers(2**63))
-
-    def _harvest(self) -> list[Sample]:
-        record = self._in_flight[0]
-        output: step.StepOutput = jax.device_get(record.output)  # waits: an interrupt here loses nothing
+    @contextlib.contextmanager
+    def _all_or_failure(self) -> Iterator[None]:
+        """For what changes the books, or tells requests: half of it is no state to go on from."""
         try:
-            return self._read(record, output)
+            yield
         except BaseException as error:
-            self.failure = error  # requests may have been told half of it
+            self.failure = self.failure or error
             raise
 
-    def _read(self, record: _InFlight, output: step.StepOutput) -> list[Sample]:
-        """Tells requests, budget and queue what a step did; returns the samples that this changed."""
-        self._in_flight.popleft()
-        if not output.ok and record.schedule.steps == 1:
-            raise AssertionError("the pool could not serve a step that the budget had room for")
-        planned, rows = record.schedule, len(record.samples)
-        made_R = output.made_KR[:, :rows].sum(axis=0).tolist()
-        tokens = output.sampled.token_R[:, :rows].T.tolist()
-        over_R = output.done_R[:rows].tolist()
-        failed_R = (output.sampled.bad_R & output.made_KR)[:, :rows].any(axis=0).tolist()
-        counts_R = planned.counts_R.tolist()
-        found = Candidates(
-            output.sampled.logprob_R, output.sampled.rank_R, output.sampled.top_ids_RJ, output.sampled.top_logprobs_RJ
+    def _harvest(self) -> None:
+        record = self._in_flight[0]
+        output, ids = jax.device_get((record.output, record.fetched_ids))  # waits: an interrupt here loses nothing
+        jax.block_until_ready(record.copies)
+        with self._all_or_failure():
+            self._in_flight.popleft()
+            self.swapper.take(record.stored, record.copies)
+            self.swapper.arrived(record.fetched, ids)
+            self._changed += self._read(record, output)
+
+    def _read(self, record: _InFlight, output: step.StepOutput) -> list[AnySample]:
+        now = self._clock()
+        changed = self._reader.read(record.schedule, output)
+        made = int(output.made_KR.sum())
+        over = [sample for sample in changed if sample.finish_reason is not None]
+        self.scheduler.finish(*(self._sequences.pop(sample) for sample in over))
+        for sample in changed:
+            metrics = sample.request.metrics
+            assert metrics is not None  # since it was added
+            if metrics.first_token is None:
+                metrics.first_token = now
+            metrics.last_token = now
+        for request in {sample.request: None for sample in over}:
+            if request.finished:
+                self._finished(request)
+        self.stats.record(
+            record.schedule, self.scheduler, made, int(output.num_free), int(output.num_tokens), int(output.num_seqs)
         )
-        changed, present, lengths, over, start = [], [], [], [], 0
-        # Lists, and nothing looked up twice: with 256 rows a microsecond here is a quarter of a millisecond a step.
-        rows_of = zip(
-            record.samples, planned.slots_R.tolist(), planned.prefills_R.tolist(), made_R, tokens, strict=True
-        )
-        for row, (sample, slot, prefills, made, made_tokens) in enumerate(rows_of):
-            if prefills:
-                start = self._read_prompt(record, output, row, start)
-                sample.kv_len += counts_R[row]
-            else:
-                sample.kv_len += made
-            if sample.finish_reason is not None:
-                continue
-            present.append(slot)
-            lengths.append(sample.kv_len)
-            if made:
-                new = made_tokens if made == len(made_tokens) else made_tokens[:made]
-                scores = self._logprobs(found, sample, row, new) if sample.request.params.logprobs is not None else ()
-                sample.accept(new, scores, over=over_R[row], failed=failed_R[row])
-                changed.append(sample)
-                if sample.finish_reason is not None:
-                    over.append(slot)
-        self._budget = self._budget.harvest(
-            record.number, int(output.num_free), np.array(present, np.int64), np.array(lengths, np.int64)
-        )
-        self._queue = scheduler.finish(self._queue, over)
-        self.stats.record(planned, made_R, int(output.num_free), int(output.num_tokens), int(output.num_seqs))
+        if (
+            record.schedule.prefills_R.any() and self.steps.traces.total() == record.traces
+        ):  # nobody waited for a compiler
+            self.swapper.costs.prefilled(int(record.schedule.counts_R.sum()), now - max(self._read_at, record.begun))
+        self._read_at = now
         return changed
 
-    def _logprobs(self, found: Candidates, sample: Sample, row: int, tokens: list[int]) -> list[dict]:
-        top = sample.request.params.logprobs
-        assert top is not None
-        return [found.table((k, row), token, top, self.loaded.tokenizer) for k, token in enumerate(tokens)]
-
-    def _read_prompt(self, record: _InFlight, output: step.StepOutput, row: int, start: int) -> int:
-        """Keeps the prompt log-probabilities of one row's chunk; returns where the next row's tokens begin."""
-        request, planned = record.samples[row].request, record.schedule
-        first, count = int(planned.starts_R[row]), int(planned.counts_R[row])
-        top, ids, scores = request.params.prompt_logprobs, request.prompt_token_ids, output.prompt_logprobs
-        if top is not None and scores is not None and record.samples[row].index == 0:
-            found = Candidates(scores.logprob_T, scores.rank_T, scores.top_ids_TJ, scores.top_logprobs_TJ)
-            for i in range(min(count, len(ids) - 1 - first)):
-                request.prompt_logprobs.append(found.table(start + i, ids[first + i + 1], top, self.loaded.tokenizer))
-        return start + count
+    def _finished(self, request: AnyRequest) -> None:
+        assert request.metrics is not None
+        request.metrics.tokens = sum(len(sample.token_ids) for sample in request.samples)
+        self.stats.finished(request.metrics, len(request.samples))
 
 
-def _beside(loaded: LoadedModel, state: step.DecodeState) -> step.DecodeState:
+def _beside(loaded: LoadedModel, idle: states.DecodeState) -> states.DecodeState:
     """The state on the device that has the weights.
 
     Raises:
@@ -319,4 +382,4 @@ def _beside(loaded: LoadedModel, state: step.DecodeState) -> step.DecodeState:
     devices = {device for leaf in jax.tree.leaves(loaded.weights) for device in leaf.devices()}
     if len(devices) > 1:
         raise ValueError(f"the weights are on {len(devices)} devices and this version runs on one; try loading on one")
-    return jax.device_put(state, devices.pop())
+    return jax.device_put(idle, devices.pop())

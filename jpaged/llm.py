@@ -22,13 +22,16 @@ from tqdm import tqdm
 from jpaged import cache as kv
 from jpaged import validate
 from jpaged.attention import resolve_backend
-from jpaged.config import EngineConfig, SamplingParams
+from jpaged.config import BeamSearchParams, EngineConfig, SamplingParams
 from jpaged.engine import Engine
+from jpaged.hypotheses import BeamRequest
+from jpaged.intake import AnyRequest, AnySample
 from jpaged.model import AttentionView, LoadedModel
-from jpaged.outputs import Delta, RequestOutput
+from jpaged.outputs import BeamSearchOutput, Delta, RequestOutput
 from jpaged.request import Request, Sample
 from jpaged.sizing import ResolvedConfig
 from jpaged.tokenizer import Message
+from jpaged.validate import ReadPrompt
 
 Prompt: TypeAlias = str | Sequence[int] | np.ndarray | jax.Array | Mapping[str, Any]
 
@@ -55,7 +58,9 @@ class LLM:
         self.engine = Engine(loaded, config)
         self._lock = threading.RLock()  # of all that follows and of the engine: one thread at a time steps it
         self._next_id = 0
-        self._inboxes: dict[Request, dict[Sample, None]] = {}  # samples that changed, for whoever runs their request
+        self._inboxes: dict[
+            AnyRequest, dict[AnySample, None]
+        ] = {}  # samples that changed, for whoever runs their request
 
     @property
     def config(self) -> ResolvedConfig:
@@ -75,54 +80,85 @@ class LLM:
         """What is wrong with each request, by index; requests that can be served are not in it."""
         listed, params_list = _paired(prompts, sampling_params)
         checked = (self._check(prompt, each) for prompt, each in zip(listed, params_list, strict=True))
-        return {index: faults for index, (_, _, faults) in enumerate(checked) if faults}
+        return {index: prompt.faults for index, prompt in enumerate(checked) if prompt.faults}
 
     def generate(
         self,
         prompts: Prompt | Iterable[Prompt],
         sampling_params: SamplingParams | Iterable[SamplingParams] | None = None,
         *,
+        priority: int | Sequence[int] = 0,
+        timeout: float | None = None,
         use_tqdm: bool | None = None,
     ) -> list[RequestOutput]:
         """Completes every prompt, batched continuously; outputs are in the order of the prompts.
 
         Args:
-          prompts: A text, a list of ids, a mapping with "prompt" or "prompt_token_ids", or a list of such.
+          prompts: A text, a list of ids, a mapping with "prompt" or "prompt_token_ids", or a list of such. A mapping
+            may have a "cache_salt", too: only prompts with the same one share what the prefix cache has.
           sampling_params: One for all, or one a prompt; None is `SamplingParams()`.
+          priority: One for all, or one a prompt; the lowest come first. Needs ``scheduling_policy="priority"``.
+          timeout: Seconds after which what is not finished ends with the reason "timeout".
           use_tqdm: Whether to show a progress bar; None shows one on a terminal.
 
         Raises:
           ValueError: naming every request that is wrong, before anything runs.
         """
-        requests = self._requests(prompts, sampling_params)
-        with tqdm(total=len(requests), unit="request", disable=_hidden(use_tqdm), leave=False) as bar:
-            unfinished = {request.id for request in requests}
-            for sample in self._run(requests):
-                if sample.request.finished and sample.request.id in unfinished:
-                    unfinished.remove(sample.request.id)
-                    bar.update()
+        requests = self._requests(prompts, sampling_params, priority, timeout)
+        self._run_all(requests, use_tqdm)
+        return [request.output() for request in requests]
+
+    def beam_search(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        params: BeamSearchParams | Iterable[BeamSearchParams],
+        *,
+        priority: int | Sequence[int] = 0,
+        timeout: float | None = None,
+        use_tqdm: bool | None = None,
+    ) -> list[BeamSearchOutput]:
+        """Searches for the likeliest continuations of every prompt, on the device, batched with all else that runs.
+
+        Beams share the blocks of what they have in common, and only a block that is not full is ever copied. The first
+        search compiles its steps, unless `warmup` was asked to.
+
+        Args:
+          prompts, priority, timeout, use_tqdm: As of `generate`.
+          params: One for all, or one a prompt.
+
+        Raises:
+          ValueError: naming every request that is wrong, before anything runs.
+        """
+        requests = self.make_searches(prompts, params, priority=priority, timeout=timeout)
+        self._run_all(requests, use_tqdm)
         return [request.output() for request in requests]
 
     def stream(
         self,
         prompts: Prompt | Iterable[Prompt],
         sampling_params: SamplingParams | Iterable[SamplingParams] | None = None,
+        *,
+        priority: int | Sequence[int] = 0,
+        timeout: float | None = None,
     ) -> Generator[Delta, None, None]:
         """As `generate`, handing out what each sample gains as it comes. Closing the iterator aborts what is left.
 
         Raises:
           ValueError: as `generate`, at the call.
         """
-        requests = self._requests(prompts, sampling_params)
-        return (sample.delta() for sample in self._run(requests))
+        requests = self._requests(prompts, sampling_params, priority, timeout)
+        return (sample.delta() for sample in self._run(requests) if isinstance(sample, Sample))
 
     def make_requests(
         self,
         prompts: Prompt | Iterable[Prompt],
         sampling_params: SamplingParams | Iterable[SamplingParams] | None = None,
+        *,
+        priority: int | Sequence[int] = 0,
+        timeout: float | None = None,
     ) -> list[Request]:
         """Requests for `Engine.add`, checked as `generate` checks them."""
-        return self._requests(prompts, sampling_params)
+        return self._requests(prompts, sampling_params, priority, timeout)
 
     def chat(
         self, messages: Sequence[Message] | Sequence[Sequence[Message]], sampling_params=None, **options: Any
@@ -151,7 +187,7 @@ class LLM:
         """
         if isinstance(token_ids, str):
             raise ValueError(f"token_ids={token_ids[:80]!r} is a text; try llm.tokenizer.encode(text)")
-        _, token_ids, faults = validate.read_prompt(token_ids, None)
+        _, token_ids, _, faults = validate.read_prompt(token_ids, None)
         faults = faults or validate.prompt_problems(token_ids, self._limits)
         if faults:
             raise ValueError("; ".join(faults))
@@ -166,8 +202,13 @@ class LLM:
             : len(token_ids)
         ]
 
-    def warmup(self, *, use_tqdm: bool | None = None) -> int:
-        """Compiles every bucket, so that no request meets a compilation; returns how many there are."""
+    def warmup(self, *, beams: bool = False, use_tqdm: bool | None = None) -> int:
+        """Compiles every bucket, so that no request meets a compilation; returns how many there are.
+
+        Args:
+          beams: Whether to compile what `beam_search` needs, too, which is as much again.
+          use_tqdm: As of `generate`.
+        """
         with tqdm(unit="bucket", desc="compiling", disable=_hidden(use_tqdm), leave=False) as bar:
 
             def show(done: int, total: int) -> None:
@@ -175,7 +216,7 @@ class LLM:
                 bar.update(done - bar.n)
 
             with self._lock:
-                return self.engine.warmup(show)
+                return self.engine.warmup(show, beams=beams)
 
     @functools.cached_property
     def _all_logits(self) -> Callable[..., jax.Array]:
@@ -199,44 +240,93 @@ class LLM:
     def _limits(self) -> validate.Limits:
         return validate.limits(self.engine.loaded, self.config)
 
-    def _check(self, prompt: Prompt, params: SamplingParams) -> tuple[str | None, list[int], list[str]]:
-        text, ids, faults = validate.read_prompt(prompt, self.tokenizer)
+    def _check(self, prompt: Prompt, params: SamplingParams) -> ReadPrompt:
+        read = validate.read_prompt(prompt, self.tokenizer)
+        faults = list(read.faults)
         if not isinstance(params, SamplingParams):
-            faults = [
-                *faults,
-                f"its parameters must be SamplingParams, not {type(params).__name__}; try SamplingParams()",
-            ]
-        return text, ids, faults or validate.request_problems(ids, params, self._limits)
+            faults.append(f"its parameters must be SamplingParams, not {type(params).__name__}; try SamplingParams()")
+        return read._replace(faults=faults or validate.request_problems(read.ids, params, self._limits))
 
-    def _requests(self, prompts: Any, params: Any) -> list[Request]:
+    def _requests(self, prompts: Any, params: Any, priority: Any, timeout: Any) -> list[Request]:
         listed, params_list = _paired(prompts, params)
-        requests, wrong = [], []
-        with self._lock:
-            first, self._next_id = self._next_id, self._next_id + len(listed)
-        for index, (prompt, each) in enumerate(zip(listed, params_list, strict=True)):
-            text, ids, faults = self._check(prompt, each)
-            if faults:
-                wrong.append(f"request {index}: " + "; ".join(fault.rstrip(".") for fault in faults))
-                continue
-            requests.append(
-                Request(
-                    first + index,
-                    text,
-                    ids,
-                    each,
-                    tokenizer=self.tokenizer,
-                    stop_ids=validate.stop_ids(each, self._limits),
-                    bad_words=validate.bad_word_ids(each, self.tokenizer),
-                    max_tokens=validate.max_tokens(each, len(ids), self._limits),
-                )
+        prompts_read = [self._check(prompt, each) for prompt, each in zip(listed, params_list, strict=True)]
+        ids, ranks = self._admit(prompts_read, priority, timeout)
+        return [
+            Request(
+                id,
+                read.text,
+                read.ids,
+                each,
+                tokenizer=self.tokenizer,
+                stop_ids=validate.stop_ids(each, self._limits),
+                bad_words=validate.bad_word_ids(each, self.tokenizer),
+                max_tokens=validate.max_tokens(each, len(read.ids), self._limits),
+                priority=rank,
+                timeout=timeout,
+                cache_salt=read.cache_salt,
             )
-        if wrong:
-            raise ValueError("\n".join(wrong))
-        return requests
+            for id, rank, read, each in zip(ids, ranks, prompts_read, params_list, strict=True)
+        ]
 
-    def _run(self, requests: list[Request]):
+    def make_searches(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        params: BeamSearchParams | Iterable[BeamSearchParams],
+        *,
+        priority: int | Sequence[int] = 0,
+        timeout: float | None = None,
+    ) -> list[BeamRequest]:
+        """Requests for `Engine.add`, checked as `beam_search` checks them."""
+        listed, params_list = _paired(prompts, params, BeamSearchParams)
+        prompts_read = []
+        for prompt, each in zip(listed, params_list, strict=True):
+            read = validate.read_prompt(prompt, self.tokenizer)
+            faults = read.faults or validate.search_problems(read.ids, each, self._limits)
+            prompts_read.append(read._replace(faults=faults))
+        ids, ranks = self._admit(prompts_read, priority, timeout)
+        return [
+            BeamRequest(
+                id,
+                read.text,
+                read.ids,
+                each,
+                tokenizer=self.tokenizer,
+                stop_ids=validate.stop_ids(each, self._limits),
+                priority=rank,
+                timeout=timeout,
+                cache_salt=read.cache_salt,
+            )
+            for id, rank, read, each in zip(ids, ranks, prompts_read, params_list, strict=True)
+        ]
+
+    def _admit(self, prompts: Sequence[ReadPrompt], priority: Any, timeout: Any) -> tuple[range, list[int]]:
+        """Numbers and priorities of new requests.
+
+        Raises:
+          ValueError: naming all that is wrong with any of them.
+        """
+        ranks, faults = validate.priorities(priority, len(prompts), self.config)
+        faults += validate.timeout_problems(timeout)
+        for index, read in enumerate(prompts):
+            if read.faults:
+                faults.append(f"request {index}: " + "; ".join(fault.rstrip(".") for fault in read.faults))
+        if faults:
+            raise ValueError("\n".join(faults))
+        with self._lock:
+            first, self._next_id = self._next_id, self._next_id + len(prompts)
+        return range(first, first + len(prompts)), ranks
+
+    def _run_all(self, requests: Sequence[AnyRequest], use_tqdm: bool | None) -> None:
+        with tqdm(total=len(requests), unit="request", disable=_hidden(use_tqdm), leave=False) as bar:
+            unfinished = {request.id for request in requests}
+            for sample in self._run(requests):
+                if sample.request.finished and sample.request.id in unfinished:
+                    unfinished.remove(sample.request.id)
+                    bar.update()
+
+    def _run(self, requests: Sequence[AnyRequest]) -> Generator[AnySample, None, None]:
         """Yields each sample that a step changed; whatever is left is aborted when the caller turns away."""
-        inbox: dict[Sample, None] = {}
+        inbox: dict[AnySample, None] = {}
         with self._lock:
             self._inboxes |= dict.fromkeys(requests, inbox)
         try:
@@ -280,7 +370,7 @@ def load(name: str, dtype: str) -> LoadedModel:
     return chosen[0].load()(rest if chosen[0].name == family and rest else name, dtype=dtype)
 
 
-def _paired(prompts: Any, params: Any) -> tuple[list[Prompt], list[SamplingParams]]:
+def _paired(prompts: Any, params: Any, kind: type = SamplingParams) -> tuple[list[Prompt], list[Any]]:
     if hasattr(prompts, "__array__"):  # NumPy's, JAX's and everybody's
         prompts = np.asarray(prompts).tolist()
     if not isinstance(prompts, Iterable):
@@ -290,17 +380,17 @@ def _paired(prompts: Any, params: Any) -> tuple[list[Prompt], list[SamplingParam
         several = list(prompts)
         one_of_ids = several and all(isinstance(item, int | np.integer) for item in several)
         listed = [several] if one_of_ids else several
-    if params is None:
+    name = kind.__name__
+    if params is None and kind is SamplingParams:
         params = SamplingParams()
-    if isinstance(params, SamplingParams):
+    if isinstance(params, kind):
         return listed, [params] * len(listed)
     if not isinstance(params, Iterable) or isinstance(params, str | Mapping):
-        raise ValueError(f"sampling_params={params!r} must be SamplingParams or several of them; try SamplingParams()")
+        argument = "sampling_params" if kind is SamplingParams else "params"
+        raise ValueError(f"{argument}={params!r} must be {name} or several of them; try {name}(...)")
     params = list(params)
     if len(params) != len(listed):
-        raise ValueError(
-            f"there are {len(listed)} prompts and {len(params)} SamplingParams; try one for all, or as many"
-        )
+        raise ValueError(f"there are {len(listed)} prompts and {len(params)} {name}; try one for all, or as many")
     return listed, params
 
 

@@ -13,6 +13,8 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Int32
 
+from jpaged import beam
+
 
 @dataclasses.dataclass(frozen=True)
 class PlanShape:
@@ -24,6 +26,10 @@ class PlanShape:
       tokens: T prompt tokens, padded; 0 for a plan that only decodes.
       admissions: Sequences that may start, padded; 0 for a plan that only decodes.
       sampler_width: Integers that one sequence's sampling settings take.
+      known: Tokens that starting sequences may find computed, padded; 0 for a plan that only decodes.
+      keeps: Blocks that the cache may keep, padded, and as many that it may drop.
+      block_size: Tokens of a block.
+      beams: W, the greatest width of a group of beams; 0 for a plan without any.
     """
 
     slots: int
@@ -31,9 +37,14 @@ class PlanShape:
     tokens: int
     admissions: int
     sampler_width: int
+    known: int
+    keeps: int
+    block_size: int
+    beams: int = 0
 
     @functools.cached_property
     def sections(self) -> dict[str, tuple[int, ...]]:
+        beam_rows = self.rows if self.beams else 0
         return {
             "steps": (),
             "free": (self.slots,),
@@ -44,6 +55,16 @@ class PlanShape:
             "tokens": (self.tokens,),
             "admit": (self.admissions,),
             "samplers": (self.admissions, self.sampler_width),
+            "sources": (self.rows,),
+            "attached": (self.admissions,),
+            "attach_ids": (self.known // self.block_size,),
+            "known": (self.known,),
+            "keep": (self.keeps,),
+            "drop": (self.keeps,),
+            "beams": (self.admissions, beam.packed_width(self.beams) if self.beams else 0),
+            "leaders": (beam_rows,),
+            "numbers": (beam_rows,),
+            "scores": (beam_rows,),
         }
 
     @functools.cached_property
@@ -63,10 +84,19 @@ class Plan(struct.PyTreeNode):
       slots_R: The slot of each row; S for padding.
       counts_R: Tokens of each row in this step.
       flags_R: ``PREFILLS``: they are prompt tokens. ``SAMPLES``: a token follows them.
-      nexts_R: The prompt token that follows a row's chunk; 0 where there is none.
+      nexts_R: The known token that follows a row's chunk; 0 where there is none. A twin's: its stream of randomness, or
+        if it knows its next token, that.
       tokens_T: The prompt tokens of the rows that prefill, in their places in the ragged batch.
       admit_J: Slots that start a sequence; S for padding.
       samplers_JW: Their packed sampling settings.
+      sources_R: The row whose twin each row becomes once this step's tokens are computed; its own number otherwise.
+      attached_J: Blocks with which each of these sequences begins.
+      attach_X: Their ids, one sequence after another.
+      known_H: The tokens in them, one sequence after another.
+      keep_B, drop_B: Blocks that the cache keeps, and gives up; NULL for padding.
+      beams_JX: What the sequences that start are as beams, packed.
+      leaders_R, numbers_R: See `beam.members`; R for rows that are no beams.
+      scores_R: Of each beam that starts as a twin, its sum, by its bits.
     """
 
     steps: Int32[Array, ""]
@@ -78,14 +108,27 @@ class Plan(struct.PyTreeNode):
     tokens_T: Int32[Array, " T"]
     admit_J: Int32[Array, " J"]
     samplers_JW: Int32[Array, "J W"]
+    sources_R: Int32[Array, " R"]
+    attached_J: Int32[Array, " J"]
+    attach_X: Int32[Array, " X"]
+    known_H: Int32[Array, " H"]
+    keep_B: Int32[Array, " B"]
+    drop_B: Int32[Array, " B"]
+    beams_JX: Int32[Array, "J X2"]
+    leaders_R: Int32[Array, " R2"]
+    numbers_R: Int32[Array, " R2"]
+    scores_R: Int32[Array, " R2"]
 
 
-def blank(shape: PlanShape) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """An idle plan, and views of its sections for the host to write into."""
+def blank(shape: PlanShape, null: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """An idle plan, and views of its sections for the host to write into; ``null`` is the id that names no block."""
     packed = np.zeros(shape.size, np.int32)
     views = _cut(packed, shape)
     views["slots"][:] = shape.slots
     views["admit"][:] = shape.slots
+    views["sources"][:] = np.arange(shape.rows)
+    views["keep"][:] = views["drop"][:] = null
+    views["leaders"][:] = shape.rows
     return packed, views
 
 

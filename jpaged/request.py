@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from jpaged.config import NO_TOKEN, SamplingParams
-from jpaged.outputs import CompletionOutput, Delta, Logprob, RequestOutput
+from jpaged.outputs import CompletionOutput, Delta, Logprob, RequestMetrics, RequestOutput
 from jpaged.tokenizer import TextStream, Tokenizer
 from jpaged.types import AnyArray
 
@@ -21,7 +21,6 @@ class Sample:
       request: Whose it is.
       index: Which of the request's samples.
       token_ids: What was generated, up to and including what ended it.
-      kv_len: Tokens whose KV the device held when the last step was read.
       finish_reason, stop_reason: See `CompletionOutput`.
     """
 
@@ -30,7 +29,6 @@ class Sample:
         self.request, self.index = request, index
         self.token_ids: list[int] = []
         self.logprobs: list[dict[int, Logprob]] = []
-        self.kv_len = 0
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self._pieces: list[str] = []
@@ -81,10 +79,10 @@ class Sample:
             elif last:
                 self._end("length", None)
 
-    def abort(self) -> None:
-        """Ends the sample where it stands, on the caller's wish."""
+    def abort(self, reason: str = "abort") -> None:
+        """Ends the sample where it stands, on the caller's wish or because its time is up."""
         if self.finish_reason is None:
-            self._end("abort", None)
+            self._end(reason, None)
 
     def output(self) -> CompletionOutput:
         wanted = self.request.params.logprobs is not None
@@ -133,7 +131,11 @@ class Request:
       stop_ids: Ids that end a sample: the tokenizer's EOS unless ignored, and the request's own.
       bad_words: Token sequences that must not be generated.
       max_tokens: Tokens that a sample may have.
+      priority: Those with the lowest come first, if the engine serves by priority.
+      timeout: Seconds that it may take; None: as many as it likes.
+      cache_salt: Only requests with the same one share blocks.
       samples: The ``n`` samples.
+      metrics: Kept by the engine that it was added to.
       prompt_logprobs: Filled in as the prompt is computed.
     """
 
@@ -148,11 +150,16 @@ class Request:
         stop_ids: tuple[int, ...],
         bad_words: list[list[int]],
         max_tokens: int,
+        priority: int = 0,
+        timeout: float | None = None,
+        cache_salt: str | None = None,
     ):
         self.id, self.prompt, self.prompt_token_ids, self.params = id, prompt, prompt_token_ids, params
         self.stop_ids = frozenset(stop_ids)
         self.bad_words = bad_words
         self.max_tokens = max_tokens
+        self.priority, self.timeout, self.cache_salt = priority, timeout, cache_salt
+        self.metrics: RequestMetrics | None = None
         self.samples = [Sample(self, index, tokenizer) for index in range(params.n)]
         self.prompt_logprobs: list[dict[int, Logprob] | None] = [None]
 
@@ -179,6 +186,7 @@ class Request:
             outputs=[sample.output() for sample in self.samples],
             finished=self.finished,
             error=self.error,
+            metrics=self.metrics,
         )
 
 

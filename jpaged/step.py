@@ -1,8 +1,9 @@
 """The only jit boundary: one packed plan in, the whole state donated through, one small output back.
 
-`Steps` holds the two compiled functions: *prefill*, one step of a mixed batch, and *decode*, up to K steps of a decode
-batch in one dispatch, which allocates on the device as sequences cross block borders and leaves early when all are
-done or the pool cannot serve the next step. It knows slots and rows; it knows neither requests nor text.
+`Steps` holds the compiled functions: *prefill*, one step of a mixed batch; *decode*, up to K steps of a decode batch in
+one dispatch, which allocates on the device as sequences cross block borders and leaves early when all are done or the
+pool cannot serve the next step; *read* and *fetch*, which move blocks to the host and back. It knows slots and rows; it
+knows neither requests nor text.
 """
 
 from __future__ import annotations
@@ -14,35 +15,18 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 from jax import lax
-from jaxtyping import Array, Bool, Int32
+from jaxtyping import Array, Bool, Float, Float32, Int32
 
+from jpaged import beam, blocks, sampling
 from jpaged import cache as kv
 from jpaged import plan as plans
-from jpaged import sampling, tables
+from jpaged import state as states
 from jpaged.attention import token_rows
-from jpaged.cache import KVCache, KVLayout
+from jpaged.beam import BeamStep
 from jpaged.model import AttentionView, Model, Weights
 from jpaged.plan import Plan, PlanShape
-from jpaged.sampling import Sampled, SamplerRows, TokenLogprobs
-from jpaged.tables import PagedState
-
-
-class DecodeState(struct.PyTreeNode):
-    """Everything on the device that steps change.
-
-    Attributes:
-      paged: Blocks, tables and lengths: which tokens' KV is where.
-      cache: The KV memory.
-      history_SP: The tokens of each slot, prompt then output. Position ``lengths_S[s]`` holds the token to run next.
-      samplers: Each slot's sampling settings.
-      done_S: Slots whose sequence has met its stop token or its limit, or has failed.
-    """
-
-    paged: PagedState
-    cache: KVCache
-    history_SP: Int32[Array, "S P"]
-    samplers: SamplerRows
-    done_S: Bool[Array, " S"]
+from jpaged.sampling import Sampled, TokenLogprobs
+from jpaged.state import DecodeState
 
 
 class StepOutput(struct.PyTreeNode):
@@ -54,10 +38,13 @@ class StepOutput(struct.PyTreeNode):
       done_R: Whether the row's sequence is over by a stop token or its limit, or has failed.
       steps: Decode steps that ran.
       num_free: Free blocks afterwards.
-      num_tokens, num_seqs: Tokens in all slots afterwards, and slots that hold any.
+      num_tokens, num_seqs: Tokens in all live blocks afterwards, and slots that hold any.
       ok: False if the pool could not serve the plan, and nothing has happened; or a further decode step of it, and
         ``steps`` says how many ran.
+      filled_R, filled_Z: How many blocks each row has filled, and their ids, row after row and in order, then NULL.
       prompt_logprobs: For each prompt token, or None; see `sampling.prompt_logprobs`.
+      beams: What the search did in each step, [K, R]; None without beams.
+      own_R: See `state.own_blocks`, of what lies behind the full blocks of the prompt; None without beams.
     """
 
     sampled: Sampled
@@ -68,18 +55,11 @@ class StepOutput(struct.PyTreeNode):
     num_tokens: Int32[Array, ""]
     num_seqs: Int32[Array, ""]
     ok: Bool[Array, ""]
+    filled_R: Int32[Array, " R"]
+    filled_Z: Int32[Array, " Z"]
     prompt_logprobs: TokenLogprobs | None
-
-
-def create_state(layout: KVLayout, *, max_num_seqs: int, max_model_len: int, samplers: SamplerRows) -> DecodeState:
-    """An idle state: all blocks free, all slots empty."""
-    return DecodeState(
-        paged=tables.create(layout.num_blocks, max_num_seqs, -(-max_model_len // layout.block_size), layout.block_size),
-        cache=kv.create(layout),
-        history_SP=jnp.zeros((max_num_seqs, max_model_len), jnp.int32),
-        samplers=samplers,
-        done_S=jnp.ones(max_num_seqs, jnp.bool_),
-    )
+    beams: BeamStep | None
+    own_R: Float32[Array, " R"] | None
 
 
 class Steps:
@@ -103,6 +83,8 @@ class Steps:
         jit = functools.partial(jax.jit, static_argnames="shape", donate_argnames="state")
         self.prefill = jit(self._prefill)
         self.decode = jit(self._decode)
+        self.read = jax.jit(kv.read_blocks)
+        self.fetch = jax.jit(_fetch, donate_argnames="state")
 
     def _prefill(
         self, weights: Weights, state: DecodeState, packed: Int32[Array, " size"], shape: PlanShape
@@ -111,16 +93,19 @@ class Steps:
         plan = plans.unpack(packed, shape)
         state = self._admit(state, plan)
         live_R = self._live(state, plan) | ((plan.flags_R & plans.PREFILLS) != 0)
-        state, counts_R, ok = _apply(state, plan, jnp.where(live_R, plan.counts_R, 0), shape.tokens)
-        cu_q_lens_R1 = _prefix_sums(counts_R)
-        state = _remember_prompts(state, plan, counts_R, cu_q_lens_R1, shape.tokens)
+        state, counts_R, ok = states.apply(state, plan, jnp.where(live_R, plan.counts_R, 0), shape.tokens)
+        cu_q_lens_R1 = states.prefix_sums(counts_R)
+        state = states.remember_prompts(state, plan, counts_R, cu_q_lens_R1, shape.tokens)
         state, hidden_TE = self._forward(weights, state, plan, counts_R, cu_q_lens_R1, shape.tokens, None)
-        last_R = jnp.maximum(cu_q_lens_R1[1:] - 1, 0)
-        samples_R = (counts_R > 0) & ((plan.flags_R & plans.SAMPLES) != 0)
-        state, sampled = self._sample(weights, state, plan, hidden_TE[last_R], samples_R)
+        last_R = jnp.maximum(cu_q_lens_R1[1:] - 1, 0)[plan.sources_R]
+        state, forked = states.fork(state, plan, counts_R)
+        samples_R = (counts_R[plan.sources_R] > 0) & ((plan.flags_R & plans.SAMPLES) != 0)
+        state, made, selected = self._sample(weights, state, plan, hidden_TE[last_R], samples_R)
         prompt = self._prompt_logprobs(weights, state, plan, hidden_TE, cu_q_lens_R1)
-        one = jax.tree.map(lambda x: x[None], sampled)
-        return state, self._output(state, plan, one, samples_R[None], jnp.int32(1), ok, prompt)
+        one = jax.tree.map(lambda x: x[None], made)
+        filled = states.filled(state, plan, counts_R, shape.tokens // shape.block_size + shape.rows)
+        ok = ok & forked & selected
+        return state, self._output(state, plan, one, samples_R[None], jnp.int32(1), ok, filled, prompt)
 
     def _decode(
         self, weights: Weights, state: DecodeState, packed: Int32[Array, " size"], shape: PlanShape
@@ -128,8 +113,10 @@ class Steps:
         self.traces["decode", shape] += 1
         plan = plans.unpack(packed, shape)
         live_R = self._live(state, plan)
-        state, counts_R, ok = _apply(state, plan, (live_R & (plan.steps > 0)).astype(jnp.int32), 1)
-        blank = sampling.blank(self._rows, (self._max_steps, shape.rows))
+        state, counts_R, ok = states.apply(state, plan, (live_R & (plan.steps > 0)).astype(jnp.int32), 1)
+        blank = (sampling.blank(self._rows, (self._max_steps, shape.rows)), None)
+        if shape.beams:
+            blank = (blank[0], beam.blank((self._max_steps, shape.rows)))
         made_KR = jnp.zeros((self._max_steps, shape.rows), jnp.bool_)
 
         def more(carry: tuple) -> Array:
@@ -138,27 +125,36 @@ class Steps:
 
         def one(carry: tuple) -> tuple:
             k, state, counts_R, ok, kept, made_KR = carry
-            cu_q_lens_R1 = _prefix_sums(counts_R)
+            cu_q_lens_R1 = states.prefix_sums(counts_R)
             state, hidden_TE = self._forward(weights, state, plan, counts_R, cu_q_lens_R1, shape.rows, 1)
             samples_R = counts_R > 0
-            state, sampled = self._sample(
-                weights, state, plan, hidden_TE[jnp.maximum(cu_q_lens_R1[1:] - 1, 0)], samples_R
-            )
-            kept = jax.tree.map(lambda all_K, new: all_K.at[k].set(new), kept, sampled)
+            last_RE = hidden_TE[jnp.maximum(cu_q_lens_R1[1:] - 1, 0)]
+            state, made, selected = self._sample(weights, state, plan, last_RE, samples_R)
+            kept = jax.tree.map(lambda all_K, new: all_K.at[k].set(new), kept, made)
             made_KR = made_KR.at[k].set(samples_R)
             again_R = self._live(state, plan) & (k + 1 < plan.steps)
-            state, counts_R, ok = _grow(state, plan, again_R.astype(jnp.int32))
-            return k + 1, state, counts_R, ok, kept, made_KR
+            state, counts_R, ok = states.grow(state, plan, again_R.astype(jnp.int32))
+            return k + 1, state, counts_R, ok & selected, kept, made_KR
 
         carry = (jnp.int32(0), state, counts_R, ok, blank, made_KR)
         steps, state, _, ok, kept, made_KR = lax.while_loop(more, one, carry)
-        return state, self._output(state, plan, kept, made_KR, steps, ok, None)
+        made_R = jnp.sum(made_KR, axis=0, dtype=jnp.int32)
+        filled = states.filled(state, plan, made_R, shape.rows * -(-self._max_steps // shape.block_size))
+        return state, self._output(state, plan, kept, made_KR, steps, ok, filled, None)
 
     def _admit(self, state: DecodeState, plan: Plan) -> DecodeState:
         rows = self._rows.unpack(plan.samplers_JW)
+        known_J = plan.attached_J * state.paged.block_size
+        tokens = token_rows(known_J, states.prefix_sums(known_J), plan.known_H.shape[0])
+        slot_H = plan.admit_J.at[tokens.row_T].get(mode="fill", fill_value=state.done_S.shape[0])
+        beams = state.beams
+        if plan.beams_JX.shape[1]:
+            beams = beam.set_rows(beams, beam.unpack(plan.beams_JX), plan.admit_J)
         return state.replace(
+            beams=beams,
             samplers=sampling.set_rows(state.samplers, rows, plan.admit_J),
             done_S=state.done_S.at[plan.admit_J].set(False, mode="drop"),
+            history_SP=state.history_SP.at[slot_H, tokens.position_T].set(plan.known_H, mode="drop"),
         )
 
     def _live(self, state: DecodeState, plan: Plan) -> Bool[Array, " R"]:
@@ -194,19 +190,65 @@ class Steps:
 
     def _sample(
         self, weights: Weights, state: DecodeState, plan: Plan, hidden_RE: Array, samples_R: Array
-    ) -> tuple[DecodeState, Sampled]:
-        """Samples one token for each row that wants one, appends it to the history and marks what is over."""
+    ) -> tuple[DecodeState, tuple[Sampled, BeamStep | None], Array]:
+        """Samples one token for each row that wants one, appends it to the history and marks what is over. Beams go on
+        from whatever beams were selected.
+
+        Returns the state, what was made, and whether the tables could follow.
+        """
+        num_slots = state.done_S.shape[0]
         lens_R = state.paged.lengths_S.at[plan.slots_R].get(mode="fill", fill_value=0)
-        slots_R = jnp.where(samples_R, plan.slots_R, state.done_S.shape[0])
+        slots_R = jnp.where(samples_R, plan.slots_R, num_slots)
         rows = sampling.gather(state.samplers, slots_R)
         history_RP = state.history_SP.at[slots_R].get(mode="fill", fill_value=0)
         logits_RV = self._model.logits(weights, hidden_RE)
         sampled = sampling.sample(logits_RV, rows, history_RP, lens_R, vocab_limit=self._vocab_limit)
-        over_R = sampling.is_over(sampled, rows, lens_R)
-        return state.replace(
+        over_R, step, ok = sampling.is_over(sampled, rows, lens_R), None, jnp.asarray(True)
+        if plan.leaders_R.shape[0]:
+            is_beam_R = samples_R & (plan.leaders_R < plan.slots_R.shape[0])
+            state, step, ended_R, bad_R, ok = self._select(state, plan, logits_RV, rows, is_beam_R, lens_R)
+            over_R = jnp.where(is_beam_R, ended_R, over_R)
+            sampled = sampled.replace(
+                token_R=jnp.where(is_beam_R, step.token_R, sampled.token_R),
+                bad_R=jnp.where(is_beam_R, bad_R, sampled.bad_R),
+            )
+        state = state.replace(
             history_SP=state.history_SP.at[slots_R, lens_R].set(sampled.token_R, mode="drop"),
             done_S=state.done_S.at[slots_R].set(over_R, mode="drop"),
-        ), sampled
+        )
+        return state, (sampled, step), ok
+
+    def _select(
+        self,
+        state: DecodeState,
+        plan: Plan,
+        logits_RV: Array,
+        rows: sampling.SamplerRows,
+        is_beam_R: Array,
+        lens_R: Array,
+    ) -> tuple[DecodeState, BeamStep, Array, Array, Array]:
+        num_rows, num_slots = plan.slots_R.shape[0], state.done_S.shape[0]
+        width = state.beams.finished_RW.shape[1]
+        leaders_R = jnp.where(is_beam_R, plan.leaders_R, num_rows)
+        members_RW = beam.members(leaders_R, plan.numbers_R, width)
+        first_R = plan.slots_R.at[leaders_R].get(mode="fill", fill_value=num_slots)
+        beams = beam.gather(state.beams, plan.slots_R)
+        beams = beams.replace(finished_RW=beam.gather(state.beams, first_R).finished_RW)
+        step, beams, over_R, bad_R = beam.select(
+            logits_RV,
+            beams,
+            members_RW,
+            plan.numbers_R,
+            rows.stop_ids_RE,
+            lens_R + 1 - rows.prompt_len_R,
+            rows.limit_R - rows.prompt_len_R,
+            vocab_limit=self._vocab_limit,
+        )
+        dst_R = jnp.where(is_beam_R, plan.slots_R, num_slots)
+        parent_R = jnp.take_along_axis(members_RW, step.parent_R[:, None], axis=1)[:, 0]
+        src_R = plan.slots_R.at[parent_R].get(mode="fill", fill_value=num_slots)
+        state, ok = states.permute(state, dst_R, src_R)
+        return state.replace(beams=beam.set_rows(state.beams, beams, dst_R)), step, over_R, bad_R, ok
 
     def _prompt_logprobs(
         self, weights: Weights, state: DecodeState, plan: Plan, hidden_TE: Array, cu_q_lens_R1: Array
@@ -227,69 +269,42 @@ class Steps:
         self,
         state: DecodeState,
         plan: Plan,
-        sampled: Sampled,
+        made: tuple[Sampled, BeamStep | None],
         made_KR: Array,
         steps: Array,
         ok: Array,
+        filled: tuple[Array, Array],
         prompt_logprobs: TokenLogprobs | None,
     ) -> StepOutput:
+        own_R = None
+        if made[1] is not None:
+            rows = sampling.gather(state.samplers, plan.slots_R)
+            own_R = states.own_blocks(state.paged, plan.slots_R, rows.prompt_len_R // state.paged.block_size)
         return StepOutput(
-            sampled=sampled,
+            sampled=made[0],
             made_KR=made_KR,
             done_R=~self._live(state, plan),
             steps=steps,
             num_free=state.paged.pool.num_free,
-            num_tokens=jnp.sum(state.paged.lengths_S, dtype=jnp.int32),
+            num_tokens=states.tokens_in_blocks(state.paged),
             num_seqs=jnp.sum(state.paged.lengths_S > 0, dtype=jnp.int32),
             ok=ok,
+            filled_R=filled[0],
+            filled_Z=filled[1],
             prompt_logprobs=prompt_logprobs,
+            beams=made[1],
+            own_R=own_R,
         )
 
 
-def _apply(
-    state: DecodeState, plan: Plan, counts_R: Int32[Array, " R"], max_new: int
-) -> tuple[DecodeState, Int32[Array, " R"], Bool[Array, ""]]:
-    """Frees what the plan frees and adds the rows' tokens to the tables; all or nothing.
+def _fetch(
+    state: DecodeState, blocks_XLBCKD: Float[Array, "..."], count: Int32[Array, ""]
+) -> tuple[DecodeState, Int32[Array, " X"]]:
+    """Takes ``count`` free blocks for the first of these, which come from the host in canonical order, a block first.
 
-    Returns the state, the counts that hold now, and whether it fitted.
+    Returns the state, in which each has one reference, and their ids, then NULL; NULL throughout if there is no room.
     """
-    memory = tables.idle_plan(state.paged).replace(free_S=plan.free_S > 0, new_S=_per_slot(state, plan, counts_R))
-    return _with_copies(state, counts_R, *tables.apply(state.paged, memory, max_new))
-
-
-def _grow(
-    state: DecodeState, plan: Plan, counts_R: Int32[Array, " R"]
-) -> tuple[DecodeState, Int32[Array, " R"], Bool[Array, ""]]:
-    """As `_apply`, for a further decode step of the same plan: one token for the rows that go on."""
-    return _with_copies(state, counts_R, *tables.grow(state.paged, _per_slot(state, plan, counts_R), 1))
-
-
-def _with_copies(
-    state: DecodeState, counts_R: Int32[Array, " R"], paged: PagedState, copies: tables.Copies, ok: Bool[Array, ""]
-) -> tuple[DecodeState, Int32[Array, " R"], Bool[Array, ""]]:
-    cache = kv.copy_blocks(state.cache, copies.src_S, copies.dst_S)
-    return state.replace(paged=paged, cache=cache), jnp.where(ok, counts_R, 0), ok
-
-
-def _per_slot(state: DecodeState, plan: Plan, counts_R: Int32[Array, " R"]) -> Int32[Array, " S"]:
-    return jnp.zeros(state.done_S.shape[0], jnp.int32).at[plan.slots_R].add(counts_R, mode="drop")
-
-
-def _prefix_sums(counts_R: Int32[Array, " R"]) -> Int32[Array, " R1"]:
-    return jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(counts_R, dtype=jnp.int32)])
-
-
-def _remember_prompts(
-    state: DecodeState, plan: Plan, counts_R: Int32[Array, " R"], cu_q_lens_R1: Int32[Array, " R1"], num_tokens: int
-) -> DecodeState:
-    """Writes the prompt tokens of rows that prefill into the history, and the one that follows each chunk.
-
-    Such rows come first in a plan and are never done, so their tokens stand where the plan put them.
-    """
-    num_slots = state.done_S.shape[0]
-    lens_R = state.paged.lengths_S.at[plan.slots_R].get(mode="fill", fill_value=0)
-    rows = token_rows(lens_R, cu_q_lens_R1, num_tokens)
-    prompts_R = jnp.where(((plan.flags_R & plans.PREFILLS) != 0) & (counts_R > 0), plan.slots_R, num_slots)
-    slot_T = prompts_R.at[rows.row_T].get(mode="fill", fill_value=num_slots)
-    history_SP = state.history_SP.at[slot_T, rows.position_T].set(plan.tokens_T, mode="drop")
-    return state.replace(history_SP=history_SP.at[prompts_R, lens_R].set(plan.nexts_R, mode="drop"))
+    most = blocks_XLBCKD.shape[0]
+    pool, ids_1X, _ = blocks.take(state.paged.pool, count[None], most)
+    cache = kv.write_blocks(state.cache, ids_1X[0], blocks_XLBCKD)
+    return state.replace(paged=state.paged.replace(pool=pool), cache=cache), ids_1X[0]

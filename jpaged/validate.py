@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from jpaged.config import SamplingParams
+from jpaged import checks
+from jpaged.config import BeamSearchParams, SamplingParams
 from jpaged.model import LoadedModel
 from jpaged.sizing import ResolvedConfig
 from jpaged.tokenizer import Tokenizer
+
+PRIORITIES = (-(2**31), 2**31 - 1)  # so that times, in seconds, still count beside them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,13 +53,41 @@ def limits(loaded: LoadedModel, config: ResolvedConfig) -> Limits:
     return Limits(vocab, loaded.sampled_vocab, eos, tokenizer, config)
 
 
-def read_prompt(prompt: Any, tokenizer: Tokenizer | None) -> tuple[str | None, list[int], list[str]]:
-    """A prompt's text and ids, or why it has none."""
+class ReadPrompt(NamedTuple):
+    """A prompt.
+
+    Attributes:
+      text: None if it was given as ids.
+      ids: None if there are faults.
+      cache_salt: Only prompts with the same one share blocks.
+      faults: What is wrong with it, in sentences.
+    """
+
+    text: str | None
+    ids: list[int]
+    cache_salt: str | None
+    faults: list[str]
+
+
+def read_prompt(prompt: Any, tokenizer: Tokenizer | None) -> ReadPrompt:
+    """A prompt's text, ids and salt, or why it has none."""
+    salt = None
+    if isinstance(prompt, Mapping) and "cache_salt" in prompt:
+        salt = prompt["cache_salt"]
+        prompt = {key: value for key, value in prompt.items() if key != "cache_salt"}
+        if salt is not None and not (isinstance(salt, str) and salt):
+            return ReadPrompt(None, [], None, [f"cache_salt={salt!r} must be a string with something in it; try 'a'"])
+    text, ids, faults = _text_and_ids(prompt, tokenizer)
+    return ReadPrompt(text, ids, salt, faults)
+
+
+def _text_and_ids(prompt: Any, tokenizer: Tokenizer | None) -> tuple[str | None, list[int], list[str]]:
     text, ids = prompt, None
     if isinstance(prompt, Mapping):
-        unknown = sorted(set(prompt) - {"prompt", "prompt_token_ids"})
+        unknown = sorted(map(str, set(prompt) - {"prompt", "prompt_token_ids"}))
         if unknown:
-            return None, [], [f"the prompt has unknown keys {unknown}; try 'prompt' or 'prompt_token_ids'"]
+            hint = "try 'prompt', 'prompt_token_ids' or 'cache_salt'"
+            return None, [], [f"the prompt has unknown keys {unknown}; {hint}"]
         text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
     elif not isinstance(prompt, str):
         text, ids = None, prompt
@@ -147,13 +178,64 @@ def request_problems(ids: Sequence[int], params: SamplingParams, limits: Limits)
     return faults
 
 
+def search_problems(ids: Sequence[int], params: BeamSearchParams, limits: Limits) -> list[str]:
+    """What is wrong with a beam search."""
+    config = limits.config
+    if not isinstance(params, BeamSearchParams):
+        hint = "try BeamSearchParams(beam_width=4, max_tokens=64)"
+        return [f"its parameters must be BeamSearchParams, not {type(params).__name__}; {hint}"]
+    faults = prompt_problems(ids, limits) + params.problems(config, vocab_size=limits.sampled_vocab)
+    if faults:
+        return faults
+    if len(ids) + params.max_tokens > config.max_model_len:
+        asked = f"{len(ids)} prompt tokens and max_tokens={params.max_tokens}"
+        return [f"{asked} exceed max_model_len={config.max_model_len}; try fewer of either"]
+    # All of its beams run together, and in the worst case share nothing but the prompt's full blocks.
+    full, size = len(ids) // config.block_size, config.block_size
+    need = full + params.beam_width * (-(-(len(ids) + params.max_tokens - 1) // size) - full)
+    if need > config.num_blocks:
+        return [
+            f"the search may need {need} blocks of {size} tokens and the pool has {config.num_blocks}; try fewer beams "
+            "or tokens, or more num_blocks or kv_cache_memory"
+        ]
+    stops = len(stop_ids(params, limits))
+    if stops > config.max_stop_token_ids:
+        return [
+            f"there are {stops} stop ids, EOS included, and max_stop_token_ids={config.max_stop_token_ids}; "
+            "try fewer, ignore_eos, or raise max_stop_token_ids"
+        ]
+    return []
+
+
+def priorities(priority: Any, count: int, config: ResolvedConfig) -> tuple[list[int], list[str]]:
+    """One for each of so many requests, and what is wrong with them."""
+    listed = [priority] * count if checks.is_integer(priority) else priority
+    if isinstance(listed, str | Mapping) or not isinstance(listed, Sequence) or not all(map(checks.is_integer, listed)):
+        return [], [f"priority={priority!r} must be an integer, or a list of such; the lowest come first"]
+    if len(listed) != count:
+        return [], [f"there are {count} prompts and {len(listed)} priorities; try one for all, or as many"]
+    faults = [fault for each in set(listed) for fault in checks.integer("priority", each, *PRIORITIES, "0 is usual")]
+    if faults:
+        return [], faults
+    if any(listed) and config.scheduling_policy != "priority":
+        return [], [
+            f"priority={priority!r} means nothing with scheduling_policy={config.scheduling_policy!r}; "
+            "try scheduling_policy='priority'"
+        ]
+    return [int(each) for each in listed], []
+
+
+def timeout_problems(timeout: Any) -> list[str]:
+    return [] if timeout is None else checks.number("timeout", timeout, 0, None, "it counts seconds", above=True)
+
+
 def max_tokens(params: SamplingParams, prompt_len: int, limits: Limits) -> int:
     """Tokens that a sample may have; without a wish, as many as the model and the pool can hold."""
     room = min(limits.config.max_model_len - prompt_len, limits.pool_tokens - prompt_len + 1)
     return max(1, room) if params.max_tokens is None else params.max_tokens
 
 
-def stop_ids(params: SamplingParams, limits: Limits) -> tuple[int, ...]:
+def stop_ids(params: SamplingParams | BeamSearchParams, limits: Limits) -> tuple[int, ...]:
     """Ids that end a sample."""
     eos = () if params.ignore_eos else limits.eos_ids
     return tuple(dict.fromkeys((*eos, *params.stop_token_ids)))

@@ -46,6 +46,22 @@ _define_integer(
 )
 _define_integer("max_num_batched_tokens", "The most tokens of one step; longer prompts are taken in chunks.")
 _define_integer("decode_steps", "Tokens that each sequence gets from one dispatch.")
+flags.DEFINE_boolean(
+    "enable_prefix_caching", _DEFAULTS["enable_prefix_caching"], "Keep KV blocks for texts that begin in the same way."
+)
+flags.DEFINE_enum(
+    "scheduling_policy",
+    _DEFAULTS["scheduling_policy"],
+    get_args(config.SchedulingPolicy),
+    "Whom to serve first: whoever came first, or the requests of the lowest priority.",
+)
+flags.DEFINE_enum(
+    "preemption_mode",
+    _DEFAULTS["preemption_mode"],
+    get_args(config.PreemptionMode),
+    "When memory runs short and a request has to pause: compute its tokens again, or swap their KV to the host.",
+)
+flags.DEFINE_string("swap_space", "4G", "Memory of the host for that: 512M, 2G.")
 flags.DEFINE_integer("seed", _DEFAULTS["seed"], "What sampling derives its randomness from.")
 
 MODEL = ("model", "dtype", "backend")
@@ -57,6 +73,10 @@ ENGINE = (
     "max_model_len",
     "max_num_batched_tokens",
     "decode_steps",
+    "enable_prefix_caching",
+    "scheduling_policy",
+    "preemption_mode",
+    "swap_space",
 )
 
 
@@ -67,19 +87,20 @@ def engine_config() -> config.EngineConfig:
       ValueError: naming every flag that is wrong.
     """
     given: dict[str, Any] = {name: flags.FLAGS[name].value for name in (*MODEL[1:], *ENGINE, "seed")}
-    given["kv_cache_memory"] = given["kv_cache_memory"] and parse_size(given["kv_cache_memory"])
+    for name in ("kv_cache_memory", "swap_space"):
+        given[name] = given[name] and parse_size(name, given[name])
     return config.EngineConfig(**given)
 
 
-def parse_size(text: str) -> int:
-    """Bytes: "512M" is 512 · 2²⁰; so are "512MB" and "512MiB".
+def parse_size(name: str, text: str) -> int:
+    """The bytes that a flag asks for: "512M" is 512 · 2²⁰; so are "512MB" and "512MiB".
 
     Raises:
       ValueError: it is no size.
     """
     found = _SIZE.fullmatch(text.strip())
     if found is None:
-        raise ValueError(f"kv_cache_memory={text!r} must be a number of bytes, or one with K, M, G or T; try 512M")
+        raise ValueError(f"{name}={text!r} must be a number of bytes, or one with K, M, G or T; try 512M")
     return int(float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " "))
 
 

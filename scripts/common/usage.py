@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from jpaged.engine import Engine
-    from jpaged.request import Sample
+    from jpaged.engine import AnySample, Engine
+    from jpaged.stats import Spread
 
 COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"  # what JAX calls it; its own constant is private
 
@@ -58,7 +58,7 @@ class Clock:
         self.first_token: float | None = None
         self.compiling = 0.0
 
-    def step(self) -> list[Sample]:
+    def step(self) -> list[AnySample]:
         """`Engine.step`."""
         import jax
 
@@ -118,11 +118,23 @@ def table(engine: Engine, clock: Clock, loading: float) -> str:
             "KV blocks at peak",
             f"{used:,} of {config.num_blocks:,} (of {config.block_size} tokens), {_mib(used * layout.bytes_per_block)}",
         ),
+        (
+            "prompt tokens found",
+            f"{stats.hit_tokens:,}, {stats.hit_share:.0%} of all; {_count(stats.evictions, 'block')} evicted",
+        ),
+        (
+            "paused",
+            f"{_count(stats.preemptions, 'request')} for want of memory; "
+            f"{_count(stats.swapped_out, 'block')} to the host, {stats.swapped_in:,} back",
+        ),
+        ("waiting for a slot", _spread(stats.queue)),
+        ("first token after", _spread(stats.first_token)),
+        ("then a token every", _spread(stats.inter_token)),
         ("KV slots that held tokens", f"{stats.kv_share:.1%} of those in blocks in use, averaged over steps"),
         (
             "contiguous would take",
             f"{reserved:,} blocks, {_mib(reserved * layout.bytes_per_block)}{ratio}: "
-            f"{config.max_model_len:,} tokens for each of {_sequences(stats.sequences_peak)}",
+            f"{config.max_model_len:,} tokens for each of {_count(stats.sequences_peak, 'sequence')}",
         ),
     ]
     return render(rows)
@@ -137,8 +149,14 @@ def _rate(rate: float | None) -> str:
     return "too quick to time" if rate is None else f"{rate:,.1f} tokens/s"
 
 
-def _sequences(count: int) -> str:
-    return "1 sequence" if count == 1 else f"{count} sequences"
+def _count(count: int, what: str) -> str:
+    return f"1 {what}" if count == 1 else f"{count:,} {what}s"
+
+
+def _spread(spread: Spread) -> str:
+    if spread.mean is None:
+        return "nothing to time"
+    return f"{1000 * spread.mean:,.0f} ms on average, {1000 * spread.greatest:,.0f} ms at most"
 
 
 def _mib(count: int) -> str:

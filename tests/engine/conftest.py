@@ -3,7 +3,6 @@
 import pytest
 
 from jpaged.engine import Engine
-from tests.engine import conservation
 
 
 @pytest.fixture(autouse=True)
@@ -12,7 +11,7 @@ def conserved(monkeypatch: pytest.MonkeyPatch):
 
     def checked(self: Engine) -> list:
         changed = step(self)
-        conservation.check(self.state.paged)
+        self.check()
         return changed
 
     monkeypatch.setattr(Engine, "step", checked)

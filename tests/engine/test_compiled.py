@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jpaged import LLM, plan
+from jpaged import LLM
 from models import stacks
 from models.llama import Llama
 from tests.engine.test_golden_smollm2 import loaded
@@ -25,9 +25,9 @@ def test_a_decode_step_needs_little_beside_the_cache():
     engine = llm.engine
     assert 0.99 * GIB < engine.state.cache.data.nbytes <= GIB
     assert engine.state.paged.tables_SM.shape == (16, 8192 // 16)
-    shape = engine._shape(16, 0)
+    shape = engine.packer.shape(16, 0, beams=False)
     compiled = engine.steps.decode.lower(
-        engine.loaded.weights, engine.state, plan.blank(shape)[0], shape=shape
+        engine.loaded.weights, engine.state, engine.packer.blank(shape)[0], shape=shape
     ).compile()
     memory = compiled.memory_analysis()
     assert memory.temp_size_in_bytes <= 0.05 * GIB
@@ -45,9 +45,9 @@ def test_layers_do_not_add_to_what_is_compiled(form: str):
         if form == "separate":
             weights["layers"] = stacks.unstack(weights["layers"])
         llm = LLM(loaded_tiny._replace(model=model, weights=weights), dtype="float32", max_num_seqs=2, num_blocks=64)
-        engine, shape = llm.engine, llm.engine._shape(2, 16)
+        engine, shape = llm.engine, llm.engine.packer.shape(2, 16, beams=False)
         return engine.steps.prefill.lower(
-            engine.loaded.weights, engine.state, plan.blank(shape)[0], shape=shape
+            engine.loaded.weights, engine.state, engine.packer.blank(shape)[0], shape=shape
         ).as_text()
 
     few, many = program(6), program(12)

@@ -1,5 +1,6 @@
 """The whole engine on the real default model, against transformers: ids, greedy tokens, and first-step logits."""
 
+import dataclasses
 import functools
 import itertools
 
@@ -44,19 +45,20 @@ def llm() -> LLM:
     return make(*OFTEN)
 
 
-def make(block_size: int, decode_steps: int, *, few_shapes: bool = True) -> LLM:
+def make(block_size: int, decode_steps: int, *, few_shapes: bool = True, chunk: int = 64, kv_tokens: int = 4096) -> LLM:
+    seqs = min(len(NAMES), chunk)
     llm = LLM(
         loaded(),
         dtype="float32",
         block_size=block_size,
         decode_steps=decode_steps,
         max_model_len=2048,
-        max_num_seqs=len(NAMES),
-        max_num_batched_tokens=64,  # long prompts come in chunks
-        num_blocks=4096 // block_size,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=chunk,  # long prompts come in chunks
+        num_blocks=kv_tokens // block_size,
     )
     if few_shapes:  # only two sizes, alone and together: each shape takes seconds to compile
-        llm.engine.buckets = Buckets(rows=(1, len(NAMES)), prefill_rows=(1, len(NAMES)), tokens=(64,))
+        llm.engine.buckets = Buckets(rows=(1, seqs), prefill_rows=(1, seqs), tokens=(chunk,))
     return llm
 
 
@@ -88,6 +90,37 @@ def test_all_together(engine: LLM):
 def test_each_alone(engine: LLM):
     for name in NAMES:
         check(engine, [name])
+
+
+SAMPLED = SamplingParams(temperature=1.0, seed=1, n=3, max_tokens=48, ignore_eos=True)
+
+
+@pytest.mark.every_setting
+def test_cached_or_paused_with_samples_beside(monkeypatch: pytest.MonkeyPatch):
+    """In a pool that has room for the longest and little else; what was there before is found, then paused anew."""
+    cases = [golden(f"smollm2/{name}.json") for name in NAMES]
+    longest = max(len(case["prompt_ids"]) for case in cases) + 64
+    tight = make(*OFTEN, kv_tokens=-(-longest // 16) * 16 + 8 * 16)
+    assert tight.engine.stats.hit_tokens == 0
+    beside = None
+    for mode in ("recompute", "swap"):
+        monkeypatch.setattr(tight.engine, "config", dataclasses.replace(tight.config, preemption_mode=mode))
+        tight.engine.stats.reset()
+        outputs = tight.generate(
+            [cases[0]["prompt"], *(case["prompt"] for case in cases)], [SAMPLED, *[GREEDY] * len(cases)]
+        )
+        for output, case in zip(outputs[1:], cases, strict=True):
+            assert output.outputs[0].token_ids == case["greedy_ids"], (mode, case["name"])
+        beside = beside or outputs[0].outputs
+        assert [one.token_ids for one in outputs[0].outputs] == [one.token_ids for one in beside]
+        assert tight.engine.stats.preemptions > 0 and tight.engine.stats.hit_tokens > 0
+        assert (tight.engine.stats.swapped_in > 0) == (mode == "swap")
+
+
+@pytest.mark.every_setting
+@pytest.mark.parametrize("chunk", [1, 7])
+def test_prompts_in_smaller_chunks(chunk: int):
+    check(make(*OFTEN, chunk=chunk), NAMES)
 
 
 @pytest.mark.every_setting

@@ -3,10 +3,9 @@
 import jax
 import pytest
 
-from jpaged import LLM, SamplingParams, plan, sampling
+from jpaged import LLM, SamplingParams, audit, plan, sampling
 from jpaged.engine import Engine
 from jpaged.step import StepOutput
-from tests.engine import conservation
 from tests.models_tiny import SMALL, golden, tiny
 
 PROMPT = golden("llama", "golden_float32")[0]["prompt"][:3]
@@ -21,8 +20,8 @@ def engine() -> Engine:
 
 def run(engine: Engine, kind: str, **sections) -> StepOutput:
     """One step; a section is a value for its first entries."""
-    shape = engine._shape(2, 16 if kind == "prefill" else 0)
-    packed, view = plan.blank(shape)
+    shape = engine.packer.shape(2, 16 if kind == "prefill" else 0, beams=False)
+    packed, view = engine.packer.blank(shape)
     for name, values in sections.items():
         if name == "steps":
             view[name][...] = values
@@ -30,13 +29,13 @@ def run(engine: Engine, kind: str, **sections) -> StepOutput:
             view[name][: len(values)] = values
     step = getattr(engine.steps, kind)
     engine._state, output = step(engine.loaded.weights, engine._state, packed, shape=shape)
-    conservation.check(engine.state.paged)
+    assert not audit.memory_faults(engine.state.paged, [])
     return jax.device_get(output)
 
 
 def prefill(engine: Engine, slot: int, prompt: list[int]) -> StepOutput:
     row = sampling.pack_row(
-        engine._rows,
+        sampling.RowLayout.of(engine.config, engine.loaded.model.spec.vocab_size),
         SamplingParams(temperature=0),
         index=0,
         seed=0,

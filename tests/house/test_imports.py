@@ -18,18 +18,38 @@ ORDER_OF_PACKAGES = (*PACKAGES, SCRIPTS)
 # know each other. Only jpaged/__init__.py, which is the front door and no room, may import them all.
 ORDER_OF_ROOMS = """
     checks < config
-    types config < blocks < tables < cache < xla_attention < attention < model sampling < step
-    types config < budget < scheduler < stats
+    types config < blocks < tables < cache < xla_attention < attention < model sampling < beam < plan < state < step
+    types config < prefix < groups ledger < schedule seats < scheduler
+    tables scheduler < audit < engine
     types config < tokenizer weights < model
-    types config tokenizer < outputs < request
+    types config tokenizer < outputs < request hypotheses
     config tokenizer model < dtypes < sizing < validate
-    buckets < plan < step
-    buckets plan request dtypes sizing stats step < engine
-    weights outputs validate engine < llm
+    outputs scheduler < stats
+    prefix groups request hypotheses < intake
+    buckets plan schedule sizing intake < packing < reading
+    step scheduler < reading
+    schedule step < swap
+    dtypes packing reading stats swap < engine
+    weights validate engine < llm
 """
 
 # The host plans without a device: these do not use JAX.
-HOST_ROOMS = ("checks", "config", "budget", "scheduler", "stats", "buckets", "outputs", "request")
+HOST_ROOMS = (
+    "checks",
+    "config",
+    "prefix",
+    "groups",
+    "ledger",
+    "schedule",
+    "seats",
+    "scheduler",
+    "stats",
+    "buckets",
+    "outputs",
+    "request",
+    "hypotheses",
+    "intake",
+)
 JAX = {"jax", "jaxlib", "flax", "orbax"}
 
 # The kernels know arrays and JAX, and could be lifted out.

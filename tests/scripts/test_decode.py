@@ -98,7 +98,7 @@ def test_bad_prompts_are_named_by_index_and_line(mixed: Done, index: int, why: s
 
 
 def test_stats_are_a_table_after_all_else(mixed: Done):
-    table = dict(re.split(r"  +", line.strip(), maxsplit=1) for line in mixed.complaints[-7:])
+    table = dict(re.split(r"  +", line.strip(), maxsplit=1) for line in mixed.complaints[-12:])
     prompts = sum(len(case["prompt"]) for case in GOOD.values())
     assert table["prefill"].startswith(f"{prompts} tokens, ")
     assert table["decode"].startswith("96 tokens, ")
@@ -107,6 +107,9 @@ def test_stats_are_a_table_after_all_else(mixed: Done):
     assert 7 <= blocks <= 13  # the longest ends with 70 + 31 tokens, 7 blocks; all three need 3 + 3 + 7
     # Two sequences at once, 512 tokens or 32 blocks each, of 16 tokens · 3 layers · 2 · 2 heads · 16 · 4 bytes.
     assert table["contiguous would take"].startswith(f"64 blocks, 0.8 MiB, {64 / blocks:.1f} times as much: ")
+    assert table["prompt tokens found"] == "0, 0% of all; 0 blocks evicted"
+    assert table["paused"].startswith("0 requests for want of memory; ")
+    assert all(table[name].endswith(" ms at most") for name in ("waiting for a slot", "first token after"))
     assert 0.5 < float(table["KV slots that held tokens"].partition("%")[0]) / 100 <= 1
 
 
