@@ -6,10 +6,12 @@
 Host work is scheduling, packing the plan, and handing the tokens of the step before to the requests. It is timed with a
 device that answers at once, so nothing of a model is in it, nor of moving plans and tokens to and from a device; text
 is timed apart, with a tokenizer of bytes. The allocator's functions are timed alone, with every slot taking part and
-crossing a block border. Figures are medians.
+crossing a block border. The scheduler is timed alone, too, with --slots sequences decoding and --waiting more in the
+queue, and the prefix cache with a prompt of --lookup_len tokens that it has. Figures are medians.
 
 --json prints one object: slots, host (for each number of decode steps in a dispatch, microseconds of a dispatch, of a
-decode step, of a dispatch that starts sequences, and of text), num_blocks, allocator_slots, allocator_ms, and targets.
+decode step, of a dispatch that starts sequences, and of text), waiting, scheduler_us, lookup_len, lookup_ms,
+num_blocks, allocator_slots, allocator_ms, and targets.
 """
 
 from __future__ import annotations
@@ -24,17 +26,30 @@ from jpaged.config import EngineConfig
 
 STEP_TARGET_US = 300.0  # of host work in a step, at 256 slots, text apart
 APPEND_TARGET_MS = 2.0  # at 65,536 blocks and 512 slots
+SCHEDULER_TARGET_US = 1000.0  # with 256 that run and 1,000 that wait
+LOOKUP_TARGET_MS = 5.0  # of 32,768 tokens
 
 _SLOTS = flags.DEFINE_integer("slots", 256, "Sequences at once.", lower_bound=1)
 _DECODE_STEPS = flags.DEFINE_list("decode_steps", ["1", "8"], "Decode steps in a dispatch, one number or several.")
 _OUTPUT_LEN = flags.DEFINE_integer("output_len", 256, "Tokens that each sequence generates.", lower_bound=2)
+_WAITING = flags.DEFINE_integer("waiting", 1000, "Sequences that wait.", lower_bound=0)
+_LOOKUP_LEN = flags.DEFINE_integer("lookup_len", 32768, "Tokens of a prompt that is looked up.", lower_bound=16)
 _NUM_BLOCKS = flags.DEFINE_integer("num_blocks", 65536, "Blocks of the allocator's pool.", lower_bound=4)
 _ALLOCATOR_SLOTS = flags.DEFINE_integer("allocator_slots", 512, "Slots of the allocator.", lower_bound=1)
 _REPEATS = flags.DEFINE_integer("repeats", 50, "Calls of each of the allocator's functions.", lower_bound=1)
 _JSON = flags.DEFINE_boolean("json", False, "Print JSON.")
 
 GROUPS = {
-    "What to measure": ("slots", "decode_steps", "output_len", "num_blocks", "allocator_slots", "repeats"),
+    "What to measure": (
+        "slots",
+        "decode_steps",
+        "output_len",
+        "waiting",
+        "lookup_len",
+        "num_blocks",
+        "allocator_slots",
+        "repeats",
+    ),
     "Output": ("json", "verbose"),
 }
 
@@ -44,17 +59,26 @@ def main() -> int:
     check_blocks()
     command.start_jax()
     check_output_len(max(counts))
-    from benchmarks import allocator, host_report
+    from benchmarks import allocator, host_report, planning
 
     host = {str(steps): host_us(steps) for steps in counts}
     seconds = allocator.call_seconds(_NUM_BLOCKS.value, _ALLOCATOR_SLOTS.value, _REPEATS.value)
     record: dict[str, Any] = {
         "slots": _SLOTS.value,
         "host": host,
+        "waiting": _WAITING.value,
+        "scheduler_us": round(1e6 * planning.schedule_seconds(_SLOTS.value, _WAITING.value, _REPEATS.value), 1),
+        "lookup_len": _LOOKUP_LEN.value,
+        "lookup_ms": round(1e3 * planning.lookup_seconds(_LOOKUP_LEN.value, _REPEATS.value), 3),
         "num_blocks": _NUM_BLOCKS.value,
         "allocator_slots": _ALLOCATOR_SLOTS.value,
         "allocator_ms": {name: round(1e3 * each, 4) for name, each in seconds.items()},
-        "targets": {"step_us": STEP_TARGET_US, "append_ms": APPEND_TARGET_MS},
+        "targets": {
+            "step_us": STEP_TARGET_US,
+            "append_ms": APPEND_TARGET_MS,
+            "scheduler_us": SCHEDULER_TARGET_US,
+            "lookup_ms": LOOKUP_TARGET_MS,
+        },
     }
     print(json.dumps(record) if _JSON.value else host_report.text(record))
     return command.OK

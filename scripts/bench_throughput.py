@@ -7,9 +7,10 @@
     python scripts/bench_throughput.py --prompts_file=prompts.txt --output_len=64 --json
 
 Cases: single, one request of 64 tokens for 128 more; parallel16, sixteen of those; mixed, 64 requests of 16 to 512
-tokens for 16 to 256 more; sampling, parallel16 at temperature 0.8 and top-p 0.95 against greedy; context, the time of a
-decode step of 16 sequences at 1,024 tokens against 16 (here --prompt_len says both lengths, --slots how many sequences,
-and the greater --output_len how many steps are timed).
+tokens for 16 to 256 more; azure, 64 requests as long as real conversations (Azure LLM inference trace 2023), in the KV
+memory of 8 requests of 2,048 tokens for either engine; sampling, parallel16 at temperature 0.8 and top-p 0.95 against
+greedy; context, the time of a decode step of 16 sequences at 1,024 tokens against 16 (here --prompt_len says both
+lengths, --slots how many sequences, and the greater --output_len how many steps are timed).
 
 Every engine generates the same number of tokens for the same ids, EOS or not, and only those count. It runs once before
 anything is timed, so nothing compiles in a timed run; then the engines take turns, --repeats times, and what is printed

@@ -13,6 +13,7 @@ _CASE = flags.DEFINE_list("case", ["mixed"], f"What to measure: {', '.join(CASES
 
 # Flags that a case has no use for; a case that is not here uses all of them.
 NO_USE = {
+    "azure": ("prompt_len", "output_len", "prompts_file"),
     "sampling": ("peer", "peer_python"),
     "context": ("requests", "prompts_file", "peer", "peer_python", "plot"),
 }

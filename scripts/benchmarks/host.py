@@ -54,7 +54,14 @@ def step_seconds(slots: int, decode_steps: int, output_len: int, tokenizer: Toke
     loaded = LoadedModel(model, {"nothing": jnp.zeros(1)}, tokenizer, None)
     # Room for those that run and for those that start, so that no prompt has to be taken in chunks.
     tokens = max(EngineConfig.max_num_batched_tokens, slots + MAX_ADMISSIONS * PROMPT_LEN)
-    llm = LLM(loaded, dtype="float32", max_num_seqs=slots, max_num_batched_tokens=tokens, decode_steps=decode_steps)
+    llm = LLM(
+        loaded,
+        dtype="float32",
+        max_num_seqs=slots,
+        max_num_batched_tokens=tokens,
+        decode_steps=decode_steps,
+        enable_prefix_caching=False,  # at idle the engine compares its books with a pool that was never used
+    )
     engine = llm.engine
     steps: Any = InstantSteps(engine, output_len)
     engine.steps = steps

@@ -22,6 +22,10 @@ def text(record: dict[str, Any]) -> str:
             f"host work, {record['slots']} sequences decoding",
             table(steps),
             *_verdicts(record),
+            f"scheduler with {record['waiting']:,} more waiting: {record['scheduler_us']:,.0f} µs a step"
+            f"{verdict(record['scheduler_us'], record['targets']['scheduler_us'], at_most=True)}",
+            f"prefix of {record['lookup_len']:,} tokens looked up in {record['lookup_ms']:.1f} ms"
+            f"{verdict(record['lookup_ms'], record['targets']['lookup_ms'], at_most=True)}",
             "",
             f"{record['num_blocks']:,} blocks, {record['allocator_slots']} slots",
             table(calls),

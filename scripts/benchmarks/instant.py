@@ -1,11 +1,12 @@
 """A device that needs no time: it answers a plan as the compiled steps would, and counts what it took to do so.
 
 With it in place of an engine's steps, what remains of a step's time is the host's own work. Every sequence generates
-the same token until it has as many as it was to; block ids do not matter, only how many are in use.
+the same token until it has as many as it was to; of block ids only the number matters, and they never come back.
 """
 
 from __future__ import annotations
 
+import collections
 import time
 from typing import Any, cast
 
@@ -43,6 +44,7 @@ class InstantSteps:
 
     Attributes:
       seconds: What answering took, to be taken off.
+      traces: None, as of `Steps`.
       plans: Of each plan, whether it was for "prefill" or "decode", and how many sequences took part.
     """
 
@@ -54,8 +56,10 @@ class InstantSteps:
         self._output_len = output_len
         self._lens_S = np.zeros(config.max_num_seqs, np.int64)
         self._made_S = np.zeros(config.max_num_seqs, np.int64)
+        self._next_id = 0
         self._blank: dict[tuple[int, int], Any] = {}
         self.seconds = 0.0
+        self.traces: collections.Counter = collections.Counter()
         self.plans: list[tuple[str, int]] = []
 
     def prefill(self, weights: Any, state: Any, packed: np.ndarray, shape: PlanShape) -> tuple[Any, StepOutput]:
@@ -65,11 +69,11 @@ class InstantSteps:
         real_R, slots_R = self._real(plan)
         self.plans.append(("prefill", len(slots_R)))
         samples_R = (plan.flags_R[real_R] & plans.SAMPLES) != 0
-        self._lens_S[slots_R] += plan.counts_R[real_R]
+        filled_R = self._grow(shape, real_R, slots_R, plan.counts_R[real_R])
         self._made_S[slots_R] += samples_R
         made_KR = np.zeros((1, shape.rows), np.bool_)
         made_KR[0, real_R] = samples_R
-        return self._answer(state, made_KR, real_R, slots_R, begin)
+        return self._answer(state, made_KR, filled_R, real_R, slots_R, begin)
 
     def decode(self, weights: Any, state: Any, packed: np.ndarray, shape: PlanShape) -> tuple[Any, StepOutput]:
         """As `Steps.decode`."""
@@ -78,11 +82,19 @@ class InstantSteps:
         real_R, slots_R = self._real(plan)
         self.plans.append(("decode", len(slots_R)))
         counts_R = np.minimum(int(plan.steps), self._output_len - self._made_S[slots_R])
-        self._lens_S[slots_R] += counts_R
+        filled_R = self._grow(shape, real_R, slots_R, counts_R)
         self._made_S[slots_R] += counts_R
         made_KR = np.zeros((self._most, shape.rows), np.bool_)
         made_KR[:, real_R] = np.arange(self._most)[:, None] < counts_R[None]
-        return self._answer(state, made_KR, real_R, slots_R, begin)
+        return self._answer(state, made_KR, filled_R, real_R, slots_R, begin)
+
+    def _grow(self, shape: PlanShape, real_R: np.ndarray, slots_R: np.ndarray, counts_R: np.ndarray) -> np.ndarray:
+        """Lengthens sequences; how many blocks each row has filled by it."""
+        filled_R = np.zeros(shape.rows, np.int64)
+        before = self._lens_S[slots_R]
+        self._lens_S[slots_R] += counts_R
+        filled_R[real_R] = self._lens_S[slots_R] // self._block_size - before // self._block_size
+        return filled_R
 
     def _begin(self, packed: np.ndarray, shape: PlanShape) -> Any:
         plan: Any = plans.unpack(cast(Any, packed), shape)
@@ -98,7 +110,13 @@ class InstantSteps:
         return real_R, plan.slots_R[real_R]
 
     def _answer(
-        self, state: Any, made_KR: np.ndarray, real_R: np.ndarray, slots_R: np.ndarray, begin: float
+        self,
+        state: Any,
+        made_KR: np.ndarray,
+        filled_R: np.ndarray,
+        real_R: np.ndarray,
+        slots_R: np.ndarray,
+        begin: float,
     ) -> tuple[Any, StepOutput]:
         done_R = np.ones(made_KR.shape[1], np.bool_)
         done_R[real_R] = self._made_S[slots_R] >= self._output_len
@@ -108,6 +126,8 @@ class InstantSteps:
             ready = jax.tree.map(lambda leaf: Ready(np.zeros(leaf.shape, leaf.dtype)), blank)
             self._blank[made_KR.shape] = ready.replace(token_R=Ready(np.full(made_KR.shape, TOKEN, np.int32)))
         sampled: Any = self._blank[made_KR.shape]
+        filled = int(filled_R.sum())
+        self._next_id += filled
         parts: dict[str, Any] = {
             "made_KR": Ready(made_KR),
             "done_R": Ready(done_R),
@@ -116,7 +136,9 @@ class InstantSteps:
             "num_tokens": Ready(np.int32(self._lens_S.sum())),
             "num_seqs": Ready(np.int32(np.count_nonzero(self._lens_S))),
             "ok": Ready(np.bool_(True)),
+            "filled_R": Ready(filled_R),
+            "filled_Z": Ready(np.arange(self._next_id - filled, self._next_id)),
         }
-        output = StepOutput(sampled=sampled, prompt_logprobs=None, **parts)
+        output = StepOutput(sampled=sampled, prompt_logprobs=None, beams=None, own_R=None, **parts)
         self.seconds += time.perf_counter() - begin
         return state, output

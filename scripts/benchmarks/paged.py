@@ -1,20 +1,28 @@
-"""Runs a workload through the paged engine and notes when what came. Greedy, to the exact length, unless told else."""
+"""Runs a workload through the paged engine and notes when what came. Greedy, to the exact length, unless told else.
+
+A run finds nothing in the prefix cache of what another run has left there: each has a salt of its own.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from common.usage import Clock
 from jpaged.config import SamplingParams
+from jpaged.intake import AnySample
 from jpaged.llm import LLM
-from jpaged.request import Request, Sample
+from jpaged.request import Request
 
 from .measure import Run, Served
 from .workloads import Workload
 
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
+
+_salts = itertools.count()
 
 
 def requests(llm: LLM, workload: Workload, params: SamplingParams = GREEDY) -> list[Request]:
@@ -24,7 +32,13 @@ def requests(llm: LLM, workload: Workload, params: SamplingParams = GREEDY) -> l
       ValueError: naming each that the engine cannot serve.
     """
     wanted = [dataclasses.replace(params, max_tokens=output) for output in workload.outputs]
-    return llm.make_requests([list(prompt) for prompt in workload.prompts], wanted)
+    return llm.make_requests(salted(workload.prompts), wanted)
+
+
+def salted(prompts: Iterable[Sequence[int]]) -> list[dict[str, Any]]:
+    """Prompts that share the blocks of each other, and of nobody else."""
+    salt = str(next(_salts))
+    return [{"prompt_token_ids": list(prompt), "cache_salt": salt} for prompt in prompts]
 
 
 def run(llm: LLM, workload: Workload, params: SamplingParams = GREEDY, arrivals: Sequence[float] | None = None) -> Run:
@@ -41,7 +55,7 @@ def run(llm: LLM, workload: Workload, params: SamplingParams = GREEDY, arrivals:
     """
     asked = requests(llm, workload, params)
     waiting = list(zip(arrivals or [0.0] * len(asked), asked, strict=True))
-    served = {request.samples[0]: Served(arrival) for arrival, request in waiting}
+    served: dict[AnySample, Served] = {request.samples[0]: Served(arrival) for arrival, request in waiting}
     waiting.reverse()
     llm.engine.stats.reset()
     clock = Clock(llm.engine)
@@ -84,7 +98,7 @@ def step_seconds(llm: LLM, prompts: Sequence[Sequence[int]], steps: int) -> floa
     # Until the last prompt is computed, the first sequences get a token a step; and some dispatches are in flight.
     prefills = sum(map(len, prompts)) // max(1, config.max_num_batched_tokens - count) + count
     wanted = dataclasses.replace(GREEDY, max_tokens=prefills + steps + 4 * config.decode_steps)
-    running = llm.make_requests([list(prompt) for prompt in prompts], wanted)
+    running = llm.make_requests(salted(prompts), wanted)
     try:
         llm.engine.add(*running)
         while not all(request.samples[0].token_ids for request in running):
@@ -100,7 +114,7 @@ def step_seconds(llm: LLM, prompts: Sequence[Sequence[int]], steps: int) -> floa
         _let_go(llm, running)
 
 
-def _check(llm: LLM, running: Sequence[Request], changed: Sequence[Sample]) -> None:
+def _check(llm: LLM, running: Sequence[Request], changed: Sequence[AnySample]) -> None:
     """Whether a step went well for all whom it changed. If not, the engine is left idle.
 
     Raises:

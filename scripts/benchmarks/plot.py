@@ -1,4 +1,4 @@
-"""Bars of the rates that a benchmark found. matplotlib draws them, where it is installed; it is no dependency."""
+"""Bars of what a benchmark found. matplotlib draws them, where it is installed; it is no dependency."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 from .measure import Spread
 from .results import Results
+from .sharing import PAPER, Found
 
 FORMATS = (".png", ".svg", ".pdf")
 
@@ -47,6 +48,31 @@ def rates(drawn: Sequence[Results], path: str) -> None:
     axes.set_xticks(range(len(drawn)), [results.setting.case for results in drawn])
     axes.set_ylabel("output tokens/s")
     axes.set_title(str(drawn[0].setting) if drawn else "", fontsize="small")
+    figure.savefig(path)
+
+
+def saved(found: Sequence[Found], title: str, path: str) -> None:
+    """What each kind of sharing saved, and beside it what the paper reports: a line from its least to its most."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # pyright: ignore[reportMissingImports]
+    from matplotlib.figure import Figure  # pyright: ignore[reportMissingImports]
+
+    figure = Figure(figsize=(2.5 + 0.8 * len(found), 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    names = [f"{each.asked.case}\n{each.asked.width}" for each in found]
+    axes.bar(range(len(found)), [100 * each.saved for each in found], 0.6, color="C0", label="here")
+    for number, dataset in enumerate(("alpaca", "sharegpt"), 1):
+        labelled = False
+        for place, each in enumerate(found):
+            if each.asked.case in PAPER:
+                low, high = PAPER[each.asked.case][dataset]
+                label = None if labelled else f"SOSP'23, {dataset}, 2 to 6"
+                axes.vlines(place + 0.15 * (2 * number - 3), 100 * low, 100 * high, color=f"C{number}", label=label)
+                labelled = True
+    axes.legend(frameon=False, fontsize="small")
+    axes.set_xticks(range(len(found)), names)
+    axes.set_ylabel("KV blocks saved, %")
+    axes.set_title(title, fontsize="small")
     figure.savefig(path)
 
 

@@ -32,15 +32,20 @@ def engine(case: Case, loaded: LoadedModel | None) -> LLM:
     """
     # As defaults, so that what was given stays: settings are judged together, and must not be refused for one that
     # nobody asked for.
-    flags.FLAGS.set_default("max_num_seqs", case.slots)
+    flags.FLAGS.set_default("max_num_seqs", case.paged_slots or case.slots)
+    if case.kv_tokens and not flags.FLAGS.kv_cache_memory:
+        flags.FLAGS.set_default("num_blocks", case.kv_tokens // flags.FLAGS.block_size)
     tokens = max(flags.FLAGS.max_num_seqs, EngineConfig.max_num_batched_tokens)
     flags.FLAGS.set_default("max_num_batched_tokens", tokens)
     config = model_flags.engine_config()
     if loaded is None:
-        return model_flags.load_llm(config)
-    from jpaged.llm import LLM
+        llm = model_flags.load_llm(config)
+    else:
+        from jpaged.llm import LLM
 
-    return LLM(loaded, **dataclasses.asdict(config))
+        llm = LLM(loaded, **dataclasses.asdict(config))
+    llm.engine.prepare_swap()  # or it would do so in the middle of a timed run
+    return llm
 
 
 @functools.cache

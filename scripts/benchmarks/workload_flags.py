@@ -31,13 +31,22 @@ def case(name: str) -> Case:
     Raises:
       ValueError: a range is none.
     """
+    return changed(CASES[name])
+
+
+def changed(case: Case) -> Case:
+    """A case, with what the flags change of it.
+
+    Raises:
+      ValueError: a range is none.
+    """
     wanted = {
         "requests": _REQUESTS.value,
         "slots": _SLOTS.value,
         "prompt_len": _PROMPT_LEN.value and workloads.parse_range(_PROMPT_LEN.value),
         "output_len": _OUTPUT_LEN.value and workloads.parse_range(_OUTPUT_LEN.value),
     }
-    return dataclasses.replace(CASES[name], **{key: value for key, value in wanted.items() if value})
+    return dataclasses.replace(case, **{key: value for key, value in wanted.items() if value})
 
 
 def workload(case: Case, vocab_size: int, seed: int, prompts: Sequence[Sequence[int]] | None) -> Workload:

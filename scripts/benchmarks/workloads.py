@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from . import azure
+
 Range = tuple[int, int]  # both ends included
 
 
@@ -19,6 +21,9 @@ class Case:
       requests: How many.
       prompt_len, output_len: Tokens of each, drawn evenly from the range.
       slots: Requests that run at once, and the size of a static batch.
+      lengths: Of the prompt and output of each request, in place of what is drawn.
+      kv_tokens: Tokens that the KV memory has room for, the same for all; None: as many as are needed.
+      paged_slots: Requests that the paged engine may run at once in that memory; None: as many as ``slots``.
     """
 
     about: str
@@ -26,12 +31,25 @@ class Case:
     prompt_len: Range
     output_len: Range
     slots: int
+    lengths: tuple[tuple[int, int], ...] = ()
+    kv_tokens: int | None = None
+    paged_slots: int | None = None
 
 
 CASES = {
     "single": Case("one request", 1, (64, 64), (128, 128), 1),
     "parallel16": Case("16 parallel requests", 16, (64, 64), (128, 128), 16),
     "mixed": Case("64 requests of mixed lengths", 64, (16, 512), (16, 256), 16),
+    "azure": Case(
+        "64 requests with the lengths of real conversations, KV memory for 8 of the longest",
+        len(azure.LENGTHS),
+        (1, 2047),
+        (1, 2047),
+        8,
+        azure.LENGTHS,
+        kv_tokens=8 * 2048,
+        paged_slots=32,
+    ),
     "sampling": Case("16 parallel requests, sampled and greedy", 16, (64, 64), (128, 128), 16),
     "context": Case("a decode step at a long and at a short context", 16, (16, 1024), (32, 32), 16),
 }
@@ -64,6 +82,9 @@ def synthetic(case: Case, vocab_size: int, seed: int = 0) -> Workload:
     rng = np.random.default_rng(seed)
     prompt_lens = rng.integers(case.prompt_len[0], case.prompt_len[1] + 1, case.requests)
     outputs = rng.integers(case.output_len[0], case.output_len[1] + 1, case.requests)
+    if case.lengths:
+        few = case.lengths[: case.requests]
+        prompt_lens, outputs = (np.array(column) for column in zip(*few, strict=True))
     prompts = tuple(tuple(rng.integers(0, vocab_size, length).tolist()) for length in prompt_lens.tolist())
     return Workload(prompts, tuple(outputs.tolist()), case.slots)
 

@@ -19,7 +19,8 @@ PARAMS = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=11)
 
 def answers(steps_of: Callable[[LLM], Any]) -> list[tuple[int, ...]]:
     """What each step says of the pool and the slots, and how many tokens it made."""
-    llm = LLM(tiny("llama"), num_blocks=24, max_num_seqs=2, max_num_batched_tokens=32, decode_steps=3, max_model_len=96)
+    sizes = {"num_blocks": 24, "max_num_seqs": 2, "max_num_batched_tokens": 32, "decode_steps": 3, "max_model_len": 96}
+    llm = LLM(tiny("llama"), enable_prefix_caching=False, **sizes)  # blocks that were never there are no prefix
     steps, found = steps_of(llm), []
 
     def watched(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -31,7 +32,8 @@ def answers(steps_of: Callable[[LLM], Any]) -> list[tuple[int, ...]]:
 
         return step
 
-    watching: Any = types.SimpleNamespace(prefill=watched(steps.prefill), decode=watched(steps.decode))
+    runs = {"prefill": watched(steps.prefill), "decode": watched(steps.decode)}
+    watching: Any = types.SimpleNamespace(**runs, traces=steps.traces)
     llm.engine.steps = watching
     llm.generate(PROMPTS, PARAMS)
     return found

@@ -44,14 +44,20 @@ def test_host_has_a_verdict_for_each_number_of_decode_steps(append: float, said:
         {
             "slots": 256,
             "host": host,
+            "waiting": 1000,
+            "scheduler_us": 180.0,
+            "lookup_len": 32768,
+            "lookup_ms": 6.0,
             "num_blocks": 65536,
             "allocator_slots": 512,
             "allocator_ms": {"append": append},
-            "targets": {"step_us": 300.0, "append_ms": 2.0},
+            "targets": {"step_us": 300.0, "append_ms": 2.0, "scheduler_us": 1000.0, "lookup_ms": 5.0},
         }
     ).splitlines()
     assert "1 decode step a dispatch: 400 µs a step, target ≤ 300: missed" in lines
     assert "8 decode steps a dispatch: 100 µs a step, target ≤ 300: reached" in lines
+    assert "scheduler with 1,000 more waiting: 180 µs a step, target ≤ 1000: reached" in lines
+    assert "prefix of 32,768 tokens looked up in 6.0 ms, target ≤ 5: missed" in lines
     assert lines[-1] == f"append {append:.2f} ms, target ≤ 2: {said}"
 
 

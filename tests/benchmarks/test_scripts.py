@@ -98,7 +98,7 @@ def test_latency(script: Scripts):
 
 
 def test_host(script: Scripts):
-    small = ("--slots=4", "--output_len=9", "--num_blocks=64", "--allocator_slots=4", "--repeats=2")
+    small = ("--slots=4", "--output_len=9", "--num_blocks=64", "--allocator_slots=4", "--repeats=2", "--waiting=5")
     done = script("bench_host.py").run(*small, "--decode_steps=1,3", "--json")
     assert (done.status, done.err) == (0, "")
     (record,) = records(done.out)
@@ -107,6 +107,32 @@ def test_host(script: Scripts):
         assert found["dispatch"] > 0 and found["admitting"] > 0
     assert set(record["allocator_ms"]) == {"append", "grow", "apply", "copy_on_write", "free"}
     assert all(ms > 0 for ms in record["allocator_ms"].values())
+    assert record["waiting"] == 5 and record["scheduler_us"] > 0 and record["lookup_ms"] > 0
+
+
+def test_sharing(script: Scripts):
+    small = (
+        "--widths=2",
+        "--requests=2",
+        "--prompt_len=6",
+        "--output_len=6",
+        "--block_size=4",
+        "--repeats=1",
+        "--slots=2",
+    )
+    prefix = ("--prefix_requests=3", "--prefix_len=16", "--suffix_len=3", "--prefix_output_len=2")
+    model = [argument for argument in TINY if argument.startswith(("--model", "--dtype"))]
+    done = script("bench_sharing.py").run(*model, "--num_blocks=64", "--decode_steps=1", *small, *prefix, "--json")
+    assert (done.status, done.err) == (0, "")
+    samples, beams, alike = records(done.out)
+    assert (samples["case"], beams["case"], alike["case"]) == ("parallel", "beam", "prefix")
+    assert all(record["kv_saved"] > 0 and record["ratio"] > 0 for record in (samples, beams, alike))
+    assert samples["output_tokens"] == beams["output_tokens"] == 2 * 2 * 6
+    assert samples["prefill_tokens"] == beams["prefill_tokens"] == 2 * 6 and samples["prefill_share"] == 1.0
+    assert alike["prefill_tokens"] == 16 + 3 * 3
+    assert samples["paper_kv_saved"]["alpaca"] == [0.061, 0.098]
+    # Two sequences behind a prompt of a block and a half, which is copied: 1 block of 4, then of 6, saved in each step.
+    assert samples["unshared_blocks_peak"] == 2 * 2 * 3 and samples["blocks_peak"] == 2 * (1 + 2 * 2)
 
 
 def test_host_without_a_device(script: Scripts):
