@@ -27,13 +27,17 @@ from hypothesis import settings
 from jax.experimental.compilation_cache import compilation_cache
 from jaxtyping import install_import_hook
 
+from scripts.common import compile_cache
 from tests.house import typecheck
 from tests.house.tree import ROOT
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-jax.config.update("jax_compilation_cache_dir", str(ROOT / ".cache" / "jax-tests"))
+EXECUTABLES = ROOT / ".cache" / "jax-tests"
+EXECUTABLES.mkdir(parents=True, exist_ok=True)
+compile_cache.mend(EXECUTABLES)
+jax.config.update("jax_compilation_cache_dir", str(EXECUTABLES))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 # A limit makes JAX lock the folder. Without it, two test processes would read each other's half-written files.
 jax.config.update("jax_compilation_cache_max_size", 2**30)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
 from pathlib import Path
@@ -28,6 +29,7 @@ def enable(folder: Path) -> str | None:
         writable = False
     if not writable:
         return f"{folder} cannot be written, so nothing compiled is kept; set XDG_CACHE_HOME to a folder that can be"
+    mend(folder)
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     # With a limit, JAX locks the folder (by filelock), so that no process reads what another is writing.
@@ -35,3 +37,17 @@ def enable(folder: Path) -> str | None:
     # A full disk is no reason to stop; JAX says so once for each executable.
     warnings.filterwarnings("ignore", message="Error (reading|writing) persistent compilation cache entry")
     return None
+
+
+def mend(folder: Path) -> None:
+    """Removes executables whose process was killed before it had written the time beside them.
+
+    JAX 0.10 fails to keep anything at all while one of them is there. Nobody writes meanwhile: it is done under the
+    lock that JAX takes. If that cannot be had, all stays as it is.
+    """
+    import filelock
+
+    with contextlib.suppress(OSError, filelock.Timeout), filelock.FileLock(folder / ".lockfile", timeout=2):
+        for executable in folder.glob("*-cache"):
+            if not executable.with_name(executable.name.removesuffix("-cache") + "-atime").exists():
+                executable.unlink(missing_ok=True)
