@@ -51,6 +51,7 @@ def test_the_baseline_gives_the_reference_tokens(static: StaticBatches):
     assert [one.tokens for one in run.served] == [case["greedy"] for case in cases]
 
 
+@pytest.mark.one_python
 def test_both_give_the_same_tokens(llm: LLM, static: StaticBatches, workload: Workload):
     ours, theirs = paged.run(llm, workload), static.run(workload)
     assert [len(one.tokens) for one in ours.served] == list(workload.outputs)

@@ -110,6 +110,7 @@ WIDE = BeamSearchParams(beam_width=3, max_tokens=12, ignore_eos=True)
 GREEDY = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)
 
 
+@pytest.mark.one_python
 def test_searches_and_others_in_one_batch_do_not_notice_each_other(real: LLM):
     alone = [real.beam_search(case["prompt"], WIDE)[0].sequences for case in CASES[:2]]
     engine, made = real.engine, real.make_requests([case["prompt"] for case in CASES], GREEDY)
@@ -121,6 +122,7 @@ def test_searches_and_others_in_one_batch_do_not_notice_each_other(real: LLM):
     assert [request.samples[0].token_ids for request in made] == [case["greedy"] for case in CASES]
 
 
+@pytest.mark.one_python
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 def test_a_search_that_has_to_pause_finds_the_same(real: LLM, mode: str):
     sizes = {**SMALL, "max_num_seqs": 8, "num_blocks": 28, "decode_steps": 2}
@@ -139,6 +141,7 @@ def test_a_search_that_has_to_pause_finds_the_same(real: LLM, mode: str):
     assert [request.samples[0].token_ids for request in made] == [case["greedy"] for case in CASES[:2]]
 
 
+@pytest.mark.one_python
 def test_every_beam_may_stop_at_once():
     made = {"last": np.zeros((4, 4), np.float32), "mean": np.zeros((4, 4), np.float32)}
     made["last"][:, 3] = 9.0  # whatever came before, the stop token is by far the likeliest
@@ -154,6 +157,7 @@ def test_every_beam_may_stop_at_once():
         assert output.finish_reason == "stop" and all(each.stop_reason == 3 for each in output.sequences)
 
 
+@pytest.mark.one_python
 def test_nothing_compiles_after_warming_up(real: LLM):
     real.warmup(beams=True)
     with usage.compiled() as names:
@@ -182,6 +186,7 @@ def test_a_search_may_be_aborted_and_may_run_out_of_time(real: LLM):
     assert late.finish_reason == "timeout" and not real.engine.has_work
 
 
+@pytest.mark.one_python
 def test_scores_that_are_no_numbers_fail_one_search_alone(real: LLM):
     loaded = tiny("llama")
     bad = loaded.weights["embed"]["weight"].at[13].set(jnp.nan)

@@ -119,7 +119,9 @@ def test_samples_that_never_fit_together_go_on_one_after_another(ample: LLM):
 
 
 @pytest.mark.one_python
-@pytest.mark.parametrize("chunk", [1, 7, 64])
+@pytest.mark.parametrize(
+    "chunk", [pytest.param(1, marks=pytest.mark.every_setting), 7, pytest.param(64, marks=pytest.mark.every_setting)]
+)
 def test_samples_beside_others_in_chunks(ample: LLM, chunk: int):
     sizes = {**SIZES, "max_num_seqs": min(chunk, 6), "max_num_batched_tokens": chunk, "decode_steps": 8}
     llm = few_shapes(LLM(tiny("llama"), **sizes, num_blocks=200))
@@ -149,13 +151,11 @@ def test_a_prompt_of_whole_blocks_sent_twice(tight: LLM):
         assert tight.engine.stats.prefill_tokens - before == computed
 
 
-@pytest.mark.one_python
-def test_equal_digests_make_no_difference_to_the_tokens():
-    llm = few_shapes(LLM(tiny("llama"), **SIZES, num_blocks=60))
-    llm.engine._hash = lambda data: b"the same"
+def test_equal_digests_make_no_difference_to_the_tokens(pausing: LLM, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pausing.engine, "_hash", lambda data: b"the same")
     for _ in range(2):
-        assert_golden(llm.generate(PROMPTS, GREEDY))
-    assert is_whole(llm)
+        assert_golden(pausing.generate(PROMPTS, GREEDY))
+    assert is_whole(pausing)
 
 
 def test_aborted_while_a_step_is_in_flight(tight: LLM):

@@ -13,6 +13,8 @@ from jpaged.intake import AnyRequest
 from jpaged.request import Request
 from tests.models_tiny import SMALL, few_shapes, tiny
 
+pytestmark = pytest.mark.one_python
+
 ONE = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
 GREEDY = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)
 SIZES: dict[str, Any] = {**SMALL, "max_num_seqs": 1, "decode_steps": 2}
