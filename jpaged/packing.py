@@ -156,4 +156,6 @@ def tokens(sample: AnySample, first: int, stop: int | None) -> list[int]:
     prompt = sample.request.prompt_token_ids
     if stop is not None and stop <= len(prompt):
         return prompt[first:stop]
+    if first >= len(prompt):  # whoever reads every step should not copy the prompt each time
+        return sample.token_ids[first - len(prompt) : None if stop is None else stop - len(prompt)]
     return (prompt + sample.token_ids)[first:stop]

@@ -44,13 +44,14 @@ class Chain:
         twin.contents, twin.digests = list(self.contents), list(self.digests)
         return twin
 
-    def extend(self, tokens: Sequence[int]) -> None:
-        """Takes in the full blocks of a text that begins as before."""
+    def extend(self, tokens: Sequence[int], start: int = 0) -> None:
+        """Takes in the full blocks of a text that begins as before; ``tokens`` may leave out the first ``start`` of it,
+        which are in blocks that are known."""
         size, first = self._block_size, len(self)
-        last = len(tokens) // size
+        last = (start + len(tokens)) // size
         if last <= first:
             return
-        data, width = array.array("i", tokens[first * size : last * size]).tobytes(), 4 * size
+        data, width = array.array("i", tokens[first * size - start : last * size - start]).tobytes(), 4 * size
         digest = self.digests[-1] if first else self._hash(self._salt)
         for start in range(0, len(data), width):
             content = data[start : start + width]

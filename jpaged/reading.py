@@ -79,7 +79,8 @@ class Reader:
                 changed.append(sample)
             if filled:
                 if not is_beam:  # what beams generate changes hands
-                    sequence.chain.extend(tokens(sample, 0, None))
+                    known = len(sequence.chain) * self._block_size
+                    sequence.chain.extend(tokens(sample, known, None), known)
                 ids = output.filled_Z[block - filled : block].tolist()
                 self._scheduler.filled(sequence, first // self._block_size, ids)
             if prefills and sequence.kv_len >= sequence.prefill_len:

@@ -45,6 +45,14 @@ def test_a_chain_grows_by_full_blocks():
     assert one.digests == chain(*text).digests and one.contents == chain(*text).contents
 
 
+def test_a_chain_grows_by_what_is_new_alone():
+    one = chain(1, 2, 3, 4, 5)
+    one.extend([5, 6, 7, 8, 9], start=4)
+    assert one.digests == chain(1, 2, 3, 4, 5, 6, 7, 8).digests
+    one.extend([7], start=6)
+    assert len(one) == 4
+
+
 def test_the_beginning_of_a_text_is_found_as_far_as_it_is_there():
     cache = PrefixCache(retains=True)
     filled(cache, chain(1, 2, 3, 4, 5, 6), first_id=7)
