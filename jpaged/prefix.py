@@ -108,7 +108,6 @@ class PrefixCache:
 
     Attributes:
       live: Blocks that are held or kept, or on their way to the device.
-      evictions: Blocks that had to go.
     """
 
     def __init__(self, *, retains: bool, room: int = 0):
@@ -120,7 +119,6 @@ class PrefixCache:
         self._stored: dict[Block, None] = {}  # of which the host has a copy, those that went first first
         self._discards: list[Block] = []
         self.live = 0
-        self.evictions = 0
 
     @property
     def stored(self) -> int:
@@ -233,7 +231,6 @@ class PrefixCache:
             self.live -= 1
             if not block.stored:
                 self._forget(block)
-        self.evictions += len(dropped)
         return dropped, [(block, id) for block, id in stores if block.stored]
 
     def _makes_room(self) -> bool:

@@ -139,8 +139,9 @@ class Stats:
         """Adds a request that is over."""
         if metrics.queue_seconds is not None:
             self.queue.add(metrics.queue_seconds)
+        if metrics.first_token_seconds is not None:
+            self.first_token.add(metrics.first_token_seconds)
         if metrics.first_token is not None and metrics.last_token is not None:
-            self.first_token.add(metrics.first_token - metrics.arrived)
             intervals = metrics.tokens / num_samples - 1
             if intervals >= 1:
                 self.inter_token.add((metrics.last_token - metrics.first_token) / intervals)
