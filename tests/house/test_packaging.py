@@ -17,7 +17,6 @@ from tests.house.tree import PACKAGES, ROOT, SCRIPTS, files
 
 # Distributions that no module imports: why each is required all the same.
 REQUIRED_UNSEEN = {
-    "filelock": "jax locks a compilation cache of limited size with it",
     "jaxlib": "the compiled half of jax, whose oldest release we name",
 }
 # What a benchmark in scripts/ uses if the reader has installed it: peers to compare us with, and a plotter.
