@@ -21,7 +21,8 @@ def faults(state: PagedState, scheduler: Scheduler) -> list[str]:
       state: After every step that was dispatched; waited for.
       scheduler: When all that it has planned was dispatched.
     """
-    return memory_faults(state, scheduler.kept_ids()) + _books(jax.device_get(state), scheduler)
+    paged = jax.device_get(state)
+    return memory_faults(paged, scheduler.kept_ids()) + _books(paged, scheduler)
 
 
 def memory_faults(state: PagedState, kept_ids: list[int]) -> list[str]:

@@ -1,11 +1,11 @@
-"""What a user may ask: of an engine (`EngineConfig`), and of one request (`SamplingParams`).
+"""What a user may ask: of an engine (`EngineConfig`), a request (`SamplingParams`), a search (`BeamSearchParams`).
 
 It knows names, defaults and ranges. It does not know JAX, the tokenizer or how anything is carried out, and it reads no
 environment variable. The names and defaults of `SamplingParams` are vLLM's (vllm/sampling_params.py), so that scripts
 carry over.
 
 An engine has one config, which raises when it is built. Requests are many, and one bad one must not stop the others:
-building `SamplingParams` never raises, and `SamplingParams.problems` returns every fault as a sentence. Both judge the
+building `SamplingParams` never raises, and `SamplingParams.problems` returns every fault as a sentence. All judge the
 types of their values themselves, for these come from JSON and flags: hence `no_type_check`, to which run-time checkers
 listen.
 """

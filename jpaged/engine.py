@@ -29,7 +29,7 @@ from jpaged.outputs import RequestMetrics
 from jpaged.packing import Packer
 from jpaged.prefix import Block, PrefixCache
 from jpaged.reading import Reader
-from jpaged.schedule import Limits, Schedule
+from jpaged.schedule import Schedule, StepLimits
 from jpaged.scheduler import Scheduler
 from jpaged.stats import Stats
 from jpaged.swap import Swapper
@@ -101,14 +101,13 @@ class Engine:
         )
         # Where the weights are, and committed as a step's results are: else the second step would compile anew.
         self._state = _beside(loaded, idle)
-        filled = settled.max_num_batched_tokens // settled.block_size + settled.max_num_seqs
-        limits = Limits(
+        limits = StepLimits.of(
             tokens=settled.max_num_batched_tokens,
             starts=min(MAX_ADMISSIONS, settled.max_num_seqs),
             attached=settled.max_model_len // settled.block_size,
             decode_steps=settled.decode_steps,
-            keeps=filled,
-            drops=filled,
+            slots=settled.max_num_seqs,
+            block_size=settled.block_size,
         )
         self.packer = Packer(settled, rows, limits)
         self.prefix_cache = PrefixCache(
@@ -123,7 +122,9 @@ class Engine:
             self.prefix_cache,
             self._prefers_swap,
         )
-        self._reader = Reader(self.scheduler, loaded.tokenizer, settled.block_size)
+        self._reader = Reader(
+            self.scheduler, loaded.tokenizer, settled.block_size, books_generated=settled.enable_prefix_caching
+        )
         self._hash, self._clock = hash, clock
         self._arrivals = 0
         self._deadlines: list[tuple[float, int, weakref.ref[AnyRequest]]] = []  # a heap
@@ -189,11 +190,12 @@ class Engine:
         """Ends the requests whose time is up."""
         while self._deadlines and self._deadlines[0][0] <= self._clock():
             request = self._deadlines[0][-1]()
-            if request is not None:
-                alive = [sample for sample in request.samples if sample.finish_reason is None]
-                self.abort(request, reason="timeout")
-                self._changed += alive
-            heapq.heappop(self._deadlines)
+            with self._all_or_failure():
+                if request is not None:
+                    alive = [sample for sample in request.samples if sample.finish_reason is None]
+                    self.abort(request, reason="timeout")
+                    self._changed += alive
+                heapq.heappop(self._deadlines)
 
     def _prefers_swap(self, tokens: int, blocks: int) -> bool:
         mode = self.config.preemption_mode
@@ -210,7 +212,8 @@ class Engine:
             dispatched = self._dispatch()
             if len(self._in_flight) > 1 or (self._in_flight and not dispatched):
                 self._harvest()
-            self.swapper.discard()
+            with self._all_or_failure():
+                self.swapper.discard()
             if self.config.check_every_step or not self.has_work:
                 self.check()
         except Exception as error:
@@ -275,8 +278,9 @@ class Engine:
         begun = self._clock()
         traces, shape = self.steps.traces.total(), self.packer.shape_for(planned, self.buckets)
         packed = self.packer.pack(planned, shape)
-        stored, copies = self.swapper.read(self._state, planned)
-        fetches = self.swapper.lay_out(planned, [(each.stored, each.copies) for each in self._in_flight])
+        with self._all_or_failure():
+            stored, copies = self.swapper.store(self._state, planned)
+            fetches = self.swapper.lay_out(planned, [(each.stored, each.copies) for each in self._in_flight])
         run = self.steps.decode if planned.decodes_only else self.steps.prefill
         with self._failing_without_a_state():
             state, output = run(self.loaded.weights, self._state, packed, shape=shape)
@@ -344,33 +348,29 @@ class Engine:
 
     def _read(self, record: _InFlight, output: step.StepOutput) -> list[AnySample]:
         now = self._clock()
-        changed = self._reader.read(record.schedule, output)
+        changed = self._reader.read(record.schedule, output, now)
         made = int(output.made_KR.sum())
         over = [sample for sample in changed if sample.finish_reason is not None]
         self.scheduler.finish(*(self._sequences.pop(sample) for sample in over))
-        for sample in changed:
-            metrics = sample.request.metrics
-            assert metrics is not None  # since it was added
-            if metrics.first_token is None:
-                metrics.first_token = now
-            metrics.last_token = now
         for request in {sample.request: None for sample in over}:
             if request.finished:
                 self._finished(request)
         self.stats.record(
             record.schedule, self.scheduler, made, int(output.num_free), int(output.num_tokens), int(output.num_seqs)
         )
-        if (
-            record.schedule.prefills_R.any() and self.steps.traces.total() == record.traces
-        ):  # nobody waited for a compiler
-            self.swapper.costs.prefilled(int(record.schedule.counts_R.sum()), now - max(self._read_at, record.begun))
+        compiled = self.steps.traces.total() > record.traces  # and somebody waited for that
+        if record.schedule.prefills_R.any() and not compiled:
+            self.swapper.costs.computed(int(record.schedule.counts_R.sum()), now - max(self._read_at, record.begun))
         self._read_at = now
         return changed
 
     def _finished(self, request: AnyRequest) -> None:
-        assert request.metrics is not None
-        request.metrics.tokens = sum(len(sample.token_ids) for sample in request.samples)
-        self.stats.finished(request.metrics, len(request.samples))
+        metrics, samples = request.metrics, request.samples
+        assert metrics is not None
+        metrics.tokens = sum(len(sample.token_ids) for sample in samples)
+        metrics.first_token = min((s.first_token for s in samples if s.first_token is not None), default=None)
+        metrics.last_token = max((s.last_token for s in samples if s.last_token is not None), default=None)
+        self.stats.finished(metrics, len(samples))
 
 
 def _beside(loaded: LoadedModel, idle: states.DecodeState) -> states.DecodeState:

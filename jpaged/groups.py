@@ -86,3 +86,8 @@ class Group:
     resumes: bool = False
     saved: int = 0
     losses: collections.deque[int] = dataclasses.field(default_factory=collections.deque)
+
+    @property
+    def resumes_beams(self) -> bool:
+        """Whether it has beams that part, and have tokens to run, as soon as their prompt is computed."""
+        return self.are_beams and self.resumes

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from jpaged.config import BeamSearchParams, SamplingParams
-from jpaged.outputs import BeamSearchOutput, BeamSearchSequence, RequestMetrics
-from jpaged.tokenizer import Tokenizer
+from jpaged.asked import Asked
+from jpaged.config import BeamSearchParams
+from jpaged.outputs import BeamSearchOutput, BeamSearchSequence
 
 
 class Path:
@@ -43,12 +43,17 @@ class Beam:
 
     Attributes:
       request, index: Whose it is, and its number.
+      keeps_tokens_only, first_token, last_token: As of `request.Sample`.
       total: The sum of its log-probabilities; -inf for one that is none.
       finish_reason: As of its request.
     """
 
+    keeps_tokens_only = False
+
     def __init__(self, request: BeamRequest, index: int):
         self.request, self.index = request, index
+        self.first_token: float | None = None
+        self.last_token: float | None = None
         self.total = 0.0 if index == 0 else float("-inf")
         self.path: Path | None = None
 
@@ -64,46 +69,27 @@ class Beam:
         self.request.finish_reason = self.request.finish_reason or reason
 
 
-class BeamRequest:
-    """A prompt, what is asked of it, its beams and what has finished.
+@dataclasses.dataclass(eq=False, kw_only=True)
+class BeamRequest(Asked):
+    """A prompt whose likeliest continuations are searched for, the beams, and what has finished.
 
     Attributes:
-      id, prompt, prompt_token_ids, stop_ids, max_tokens: As of `request.Request`.
-      priority, timeout, cache_salt, metrics: The same.
-      search: What was asked for.
-      params: What the sampler is told: nothing.
+      search: How.
       samples: The beams.
       finished_best: The best hypotheses that have finished, best first.
       finish_reason: None while it runs; "length" or "stop", "abort", "timeout", "error".
+      error: What went wrong with it, if anything.
     """
 
-    def __init__(
-        self,
-        id: int,
-        prompt: str | None,
-        prompt_token_ids: list[int],
-        search: BeamSearchParams,
-        *,
-        tokenizer: Tokenizer | None,
-        stop_ids: tuple[int, ...],
-        priority: int = 0,
-        timeout: float | None = None,
-        cache_salt: str | None = None,
-    ):
-        self.id, self.prompt, self.prompt_token_ids, self.search = id, prompt, prompt_token_ids, search
-        self.params = SamplingParams(temperature=0.0, max_tokens=search.max_tokens, ignore_eos=True)
-        self.stop_ids = frozenset(stop_ids)
-        self.bad_words: list[list[int]] = []
-        self.max_tokens = search.max_tokens
-        self.priority, self.timeout, self.cache_salt = priority, timeout, cache_salt
-        self.metrics: RequestMetrics | None = None
-        self.samples = [Beam(self, index) for index in range(search.beam_width)]
-        self.prompt_logprobs: list = [None]
-        self.finished_best: list[Hypothesis] = []
-        self.finish_reason: str | None = None
-        self.error: str | None = None
-        self._tokenizer = tokenizer
-        self._generated = 0
+    search: BeamSearchParams
+    samples: list[Beam] = dataclasses.field(init=False)
+    finished_best: list[Hypothesis] = dataclasses.field(default_factory=list, init=False)
+    finish_reason: str | None = dataclasses.field(default=None, init=False)
+    error: str | None = dataclasses.field(default=None, init=False)
+    _generated: int = dataclasses.field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.samples = [Beam(self, index) for index in range(self.search.beam_width)]
 
     @property
     def finished(self) -> bool:
@@ -115,15 +101,17 @@ class BeamRequest:
         tokens: list[int],
         totals: list[float],
         ended: list[tuple[int, int, float]],
+        now: float,
     ) -> None:
-        """One step of the search: from which beam each beam goes on, by which token, with which sum; and the beams and
-        stop tokens by which hypotheses have finished, with their sums, best first."""
+        """One step of the search: from which beam each beam goes on, by which token, with which sum; the beams and stop
+        tokens by which hypotheses have finished, with their sums, best first; and when it was read, in seconds."""
         self._generated += 1
         paths = [beam.path for beam in self.samples]
         done = [self._hypothesis(Path(paths[parent], token), total, stopped=True) for parent, token, total in ended]
         self._keep(done)
         for beam, parent, token, total in zip(self.samples, parents, tokens, totals, strict=True):
             beam.path, beam.total = Path(paths[parent], token), total
+            beam.first_token, beam.last_token = now if beam.first_token is None else beam.first_token, now
 
     def end(self, *, failed: bool) -> None:
         """The device is done with it. At the limit of tokens, what still ran has finished too."""
@@ -160,10 +148,10 @@ class BeamRequest:
     def _sequence(self, found: Hypothesis) -> BeamSearchSequence:
         last = found.token_ids[-1]
         text = None
-        if self._tokenizer is not None:
+        if self.tokenizer is not None:
             hides = found.stopped and not self.search.include_stop_str_in_output
             shown = found.token_ids[:-1] if hides else found.token_ids
-            text = self._tokenizer.decode(shown, skip_special_tokens=self.search.skip_special_tokens)
+            text = self.tokenizer.decode(shown, skip_special_tokens=self.search.skip_special_tokens)
         return BeamSearchSequence(
             tokens=[*self.prompt_token_ids, *found.token_ids],
             token_ids=list(found.token_ids),

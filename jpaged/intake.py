@@ -33,7 +33,7 @@ def group_of(
     ids = request.prompt_token_ids
     group = Group(
         rank=rank,
-        reads_cache=request.params.prompt_logprobs is None,
+        reads_cache=isinstance(request, BeamRequest) or request.params.prompt_logprobs is None,
         are_beams=isinstance(request, BeamRequest),
         fork_len=len(ids),
     )

@@ -8,11 +8,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.metadata
+import itertools
 import os
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +35,8 @@ from jpaged.tokenizer import Message
 from jpaged.validate import ReadPrompt
 
 Prompt: TypeAlias = str | Sequence[int] | np.ndarray | jax.Array | Mapping[str, Any]
+Told = TypeVar("Told")
+EXAMPLES = {SamplingParams: "SamplingParams()", BeamSearchParams: "BeamSearchParams(beam_width=4, max_tokens=64)"}
 
 
 class LLM:
@@ -104,7 +107,7 @@ class LLM:
         Raises:
           ValueError: naming every request that is wrong, before anything runs.
         """
-        requests = self._requests(prompts, sampling_params, priority, timeout)
+        requests = self.make_requests(prompts, sampling_params, priority=priority, timeout=timeout)
         self._run_all(requests, use_tqdm)
         return [request.output() for request in requests]
 
@@ -146,8 +149,7 @@ class LLM:
         Raises:
           ValueError: as `generate`, at the call.
         """
-        requests = self._requests(prompts, sampling_params, priority, timeout)
-        return (sample.delta() for sample in self._run(requests) if isinstance(sample, Sample))
+        return self._run(self.make_requests(prompts, sampling_params, priority=priority, timeout=timeout), Sample.delta)
 
     def make_requests(
         self,
@@ -158,7 +160,33 @@ class LLM:
         timeout: float | None = None,
     ) -> list[Request]:
         """Requests for `Engine.add`, checked as `generate` checks them."""
-        return self._requests(prompts, sampling_params, priority, timeout)
+        listed, params_list = _paired(prompts, sampling_params)
+        read = [self._check(prompt, each) for prompt, each in zip(listed, params_list, strict=True)]
+        return [
+            Request(
+                **common,
+                params=each,
+                bad_words=validate.bad_word_ids(each, self.tokenizer),
+                max_tokens=validate.max_tokens(each, len(common["prompt_token_ids"]), self._limits),
+            )
+            for common, each in zip(self._admit(read, params_list, priority, timeout), params_list, strict=True)
+        ]
+
+    def make_searches(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        params: BeamSearchParams | Iterable[BeamSearchParams],
+        *,
+        priority: int | Sequence[int] = 0,
+        timeout: float | None = None,
+    ) -> list[BeamRequest]:
+        """Requests for `Engine.add`, checked as `beam_search` checks them."""
+        listed, params_list = _paired(prompts, params, BeamSearchParams)
+        read = [self._check(prompt, each, BeamSearchParams) for prompt, each in zip(listed, params_list, strict=True)]
+        return [
+            BeamRequest(**common, search=each, max_tokens=each.max_tokens)
+            for common, each in zip(self._admit(read, params_list, priority, timeout), params_list, strict=True)
+        ]
 
     def chat(
         self, messages: Sequence[Message] | Sequence[Sequence[Message]], sampling_params=None, **options: Any
@@ -237,70 +265,21 @@ class LLM:
         return jax.jit(run, static_argnums=3)
 
     @functools.cached_property
-    def _limits(self) -> validate.Limits:
+    def _limits(self) -> validate.RequestLimits:
         return validate.limits(self.engine.loaded, self.config)
 
-    def _check(self, prompt: Prompt, params: SamplingParams) -> ReadPrompt:
+    def _check(self, prompt: Prompt, params: Any, kind: type = SamplingParams) -> ReadPrompt:
         read = validate.read_prompt(prompt, self.tokenizer)
-        faults = list(read.faults)
-        if not isinstance(params, SamplingParams):
-            faults.append(f"its parameters must be SamplingParams, not {type(params).__name__}; try SamplingParams()")
-        return read._replace(faults=faults or validate.request_problems(read.ids, params, self._limits))
+        problems = validate.search_problems if kind is BeamSearchParams else validate.request_problems
+        if not isinstance(params, kind):
+            wrong = f"its parameters must be {kind.__name__}, not {type(params).__name__}; try {EXAMPLES[kind]}"
+            return read._replace(faults=[*read.faults, wrong])
+        return read._replace(faults=read.faults or problems(read.ids, params, self._limits))
 
-    def _requests(self, prompts: Any, params: Any, priority: Any, timeout: Any) -> list[Request]:
-        listed, params_list = _paired(prompts, params)
-        prompts_read = [self._check(prompt, each) for prompt, each in zip(listed, params_list, strict=True)]
-        ids, ranks = self._admit(prompts_read, priority, timeout)
-        return [
-            Request(
-                id,
-                read.text,
-                read.ids,
-                each,
-                tokenizer=self.tokenizer,
-                stop_ids=validate.stop_ids(each, self._limits),
-                bad_words=validate.bad_word_ids(each, self.tokenizer),
-                max_tokens=validate.max_tokens(each, len(read.ids), self._limits),
-                priority=rank,
-                timeout=timeout,
-                cache_salt=read.cache_salt,
-            )
-            for id, rank, read, each in zip(ids, ranks, prompts_read, params_list, strict=True)
-        ]
-
-    def make_searches(
-        self,
-        prompts: Prompt | Iterable[Prompt],
-        params: BeamSearchParams | Iterable[BeamSearchParams],
-        *,
-        priority: int | Sequence[int] = 0,
-        timeout: float | None = None,
-    ) -> list[BeamRequest]:
-        """Requests for `Engine.add`, checked as `beam_search` checks them."""
-        listed, params_list = _paired(prompts, params, BeamSearchParams)
-        prompts_read = []
-        for prompt, each in zip(listed, params_list, strict=True):
-            read = validate.read_prompt(prompt, self.tokenizer)
-            faults = read.faults or validate.search_problems(read.ids, each, self._limits)
-            prompts_read.append(read._replace(faults=faults))
-        ids, ranks = self._admit(prompts_read, priority, timeout)
-        return [
-            BeamRequest(
-                id,
-                read.text,
-                read.ids,
-                each,
-                tokenizer=self.tokenizer,
-                stop_ids=validate.stop_ids(each, self._limits),
-                priority=rank,
-                timeout=timeout,
-                cache_salt=read.cache_salt,
-            )
-            for id, rank, read, each in zip(ids, ranks, prompts_read, params_list, strict=True)
-        ]
-
-    def _admit(self, prompts: Sequence[ReadPrompt], priority: Any, timeout: Any) -> tuple[range, list[int]]:
-        """Numbers and priorities of new requests.
+    def _admit(
+        self, prompts: Sequence[ReadPrompt], params: Sequence[Any], priority: Any, timeout: Any
+    ) -> list[dict[str, Any]]:
+        """What new requests have in common, whatever they ask for: fields of `Asked`.
 
         Raises:
           ValueError: naming all that is wrong with any of them.
@@ -314,18 +293,31 @@ class LLM:
             raise ValueError("\n".join(faults))
         with self._lock:
             first, self._next_id = self._next_id, self._next_id + len(prompts)
-        return range(first, first + len(prompts)), ranks
+        return [
+            {
+                "id": id,
+                "prompt": read.text,
+                "prompt_token_ids": read.ids,
+                "tokenizer": self.tokenizer,
+                "stop_ids": frozenset(validate.stop_ids(each, self._limits)),
+                "priority": rank,
+                "timeout": timeout,
+                "cache_salt": read.cache_salt,
+            }
+            for id, rank, read, each in zip(itertools.count(first), ranks, prompts, params, strict=False)
+        ]
 
     def _run_all(self, requests: Sequence[AnyRequest], use_tqdm: bool | None) -> None:
         with tqdm(total=len(requests), unit="request", disable=_hidden(use_tqdm), leave=False) as bar:
-            unfinished = {request.id for request in requests}
-            for sample in self._run(requests):
-                if sample.request.finished and sample.request.id in unfinished:
-                    unfinished.remove(sample.request.id)
+            unfinished = set(requests)
+            for request in self._run(requests, lambda sample: sample.request):
+                if request.finished and request in unfinished:
+                    unfinished.remove(request)
                     bar.update()
 
-    def _run(self, requests: Sequence[AnyRequest]) -> Generator[AnySample, None, None]:
-        """Yields each sample that a step changed; whatever is left is aborted when the caller turns away."""
+    def _run(self, requests: Sequence[AnyRequest], tell: Callable[[Any], Told]) -> Generator[Told, None, None]:
+        """Yields what ``tell`` says of each sample that a step changed. It is asked while nobody steps, so that no step
+        of another thread comes between. Whatever is left is aborted when the caller turns away."""
         inbox: dict[AnySample, None] = {}
         with self._lock:
             self._inboxes |= dict.fromkeys(requests, inbox)
@@ -333,7 +325,7 @@ class LLM:
             with self._lock:
                 self.engine.add(*requests)
             left = {request for request in requests if not request.finished}
-            while left:
+            while left or inbox:  # the last step may have ended several samples
                 with self._lock:
                     if not inbox:  # nobody has stepped for us, so we step for all
                         for sample in self.engine.step():
@@ -344,7 +336,8 @@ class LLM:
                     del inbox[sample := next(iter(inbox))]
                     if sample.request.finished:
                         left.discard(sample.request)
-                yield sample
+                    told = tell(sample)
+                yield told
         finally:
             with self._lock:
                 for request in requests:

@@ -25,8 +25,9 @@ class RequestMetrics:
     Attributes:
       arrived: It was added.
       started: It first got a slot.
-      first_token, last_token: A step that made tokens for it was read, for the first and for the last time.
-      tokens: Tokens that it got, of all its samples.
+      first_token, last_token: A step that made tokens for it was read, for the first and for the last time; once it is
+        over.
+      tokens: Tokens that it got, of all its samples; once it is over.
       num_cached_tokens: Tokens of its prompt that were there already.
       preemptions: How often it had to pause.
     """

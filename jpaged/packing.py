@@ -9,12 +9,16 @@ import numpy as np
 
 from jpaged import beam, plan, sampling
 from jpaged.buckets import Buckets
+from jpaged.config import SamplingParams
 from jpaged.groups import Sequence
-from jpaged.hypotheses import Beam
-from jpaged.intake import AnyRequest, AnySample
+from jpaged.hypotheses import Beam, BeamRequest
+from jpaged.intake import AnySample
 from jpaged.plan import PlanShape
-from jpaged.schedule import Limits, Schedule
+from jpaged.request import Request
+from jpaged.schedule import Schedule, StepLimits
 from jpaged.sizing import ResolvedConfig
+
+SEARCHED = SamplingParams(temperature=0.0)  # of beams: `beam` selects, and nothing is drawn
 
 
 class Packer:
@@ -26,7 +30,7 @@ class Packer:
       limits: Of a step.
     """
 
-    def __init__(self, config: ResolvedConfig, rows: sampling.RowLayout, limits: Limits):
+    def __init__(self, config: ResolvedConfig, rows: sampling.RowLayout, limits: StepLimits):
         self._config, self._rows, self._limits = config, rows, limits
 
     def shape(self, rows: int, tokens: int, *, beams: bool) -> PlanShape:
@@ -39,18 +43,17 @@ class Packer:
             admissions=self._limits.starts if tokens else 0,
             sampler_width=self._rows.width,
             known=self._limits.attached * size if tokens else 0,
-            keeps=self._limits.keeps,
+            keeps=self._limits.cache_changes,
             block_size=size,
             beams=self._config.max_beam_width if beams else 0,
         )
 
     def shape_for(self, planned: Schedule, buckets: Buckets) -> PlanShape:
         """The smallest shape that a schedule fits."""
-        taking_part = (*planned.sequences, *(start.sequence for start in planned.started))
-        beams = any(sequence.group.are_beams for sequence in taking_part)
+        rows, beams = len(planned.slots_R), planned.has_beams
         if planned.decodes_only:
-            return self.shape(buckets.decode(len(planned.slots_R)), 0, beams=beams)
-        return self.shape(*buckets.prefill(len(planned.slots_R), int(planned.counts_R.sum())), beams=beams)
+            return self.shape(buckets.decode(rows), 0, beams=beams)
+        return self.shape(*buckets.prefill(rows, int(planned.counts_R.sum())), beams=beams)
 
     def blank(self, shape: PlanShape) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """An idle plan, and views of its sections."""
@@ -114,15 +117,19 @@ class Packer:
 
     def _sampler_row(self, sample: AnySample) -> np.ndarray:
         request = sample.request
+        if isinstance(request, BeamRequest):
+            params, bad_words, seed = SEARCHED, [], 0
+        else:
+            params, bad_words, seed = request.params, request.bad_words, self._seed(request)
         return sampling.pack_row(
             self._rows,
-            request.params,
+            params,
             index=sample.index,
-            seed=self._seed(request),
+            seed=seed,
             prompt_len=len(request.prompt_token_ids),
             max_tokens=request.max_tokens,
             stop_ids=sorted(request.stop_ids),
-            bad_words=request.bad_words,
+            bad_words=bad_words,
         )
 
     def _beam_row(self, sample: Beam) -> np.ndarray:
@@ -136,7 +143,7 @@ class Packer:
             self._config.max_beam_width,
         )
 
-    def _seed(self, request: AnyRequest) -> int:
+    def _seed(self, request: Request) -> int:
         """A request without a seed of its own gets one from the engine's seed and its number."""
         if request.params.seed is not None:
             return request.params.seed

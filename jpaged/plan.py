@@ -1,6 +1,9 @@
 """A step's orders as one packed int32 array: how the host fills it in and the device reads it.
 
 One array is one transfer. The layout is static per bucket of shapes; the sections stand one after another.
+
+Here X counts blocks that sequences start with and H the tokens in them, B blocks that the cache keeps or gives up, and
+W the numbers of a row of sampling settings. R2 and X2 are R and the numbers of a beam, or 0 in a plan without beams.
 """
 
 from __future__ import annotations

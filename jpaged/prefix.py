@@ -46,15 +46,15 @@ class Chain:
 
     def extend(self, tokens: Sequence[int], start: int = 0) -> None:
         """Takes in the full blocks of a text that begins as before; ``tokens`` may leave out the first ``start`` of it,
-        which are in blocks that are known."""
-        size, first = self._block_size, len(self)
+        if these are in blocks that are known."""
+        size, first = self._block_size, len(self.digests)
         last = (start + len(tokens)) // size
         if last <= first:
             return
         data, width = array.array("i", tokens[first * size - start : last * size - start]).tobytes(), 4 * size
         digest = self.digests[-1] if first else self._hash(self._salt)
-        for start in range(0, len(data), width):
-            content = data[start : start + width]
+        for place in range(0, len(data), width):
+            content = data[place : place + width]
             digest = self._hash(digest + content)
             self.contents.append(content if self.contents else self._salt + content)
             self.digests.append(digest)
@@ -67,7 +67,7 @@ class Block:
       id: Its id; None while it is not on the device.
       content: Its tokens; the first of a text has the salt as well.
       before: The block before it in its text; None for the first.
-      digest: What it is found by; None if another block has that place.
+      digest: What it is found by; None if another block has that place, and once it is forgotten.
       users: Running sequences that hold it.
       kept: Whether the cache holds a reference of its own.
       wanted: Sequences that have paused and want it back.
@@ -168,17 +168,21 @@ class PrefixCache:
             else:
                 del self._expected[digest]
 
-    def add(self, id: int, chain: Chain, before: Sequence[Block]) -> Block:
-        """A block that its sequence has filled: the one after ``before`` in its text."""
-        index, last = len(before), before[-1] if before else None
-        block = Block(id, chain.contents[index], last)
-        self.live += 1
-        if chain.digests[index] not in self._found and (last is None or last.digest is not None):
-            block.digest = chain.digests[index]
-            self._found[block.digest] = block
-            if self._retains:
-                self._fresh.append(block)
-        return block
+    def add(self, ids: Sequence[int], chain: Chain, held: list[Block]) -> list[Block]:
+        """Blocks that a sequence has filled, the next of its text, which ``chain`` knows so far. They are put behind
+        those that it held."""
+        first, last = len(held), held[-1] if held else None
+        for index, id in enumerate(ids, first):
+            digest, before = chain.digests[index], last
+            last = Block(id, chain.contents[index], before)
+            held.append(last)
+            if digest not in self._found and (before is None or before.digest is not None):
+                last.digest = digest
+                self._found[digest] = last
+                if self._retains:
+                    self._fresh.append(last)
+        self.live += len(ids)
+        return held[first:]
 
     def hold(self, blocks: Iterable[Block]) -> None:
         """One more sequence holds these."""

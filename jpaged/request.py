@@ -8,8 +8,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from jpaged.asked import Asked
 from jpaged.config import NO_TOKEN, SamplingParams
-from jpaged.outputs import CompletionOutput, Delta, Logprob, RequestMetrics, RequestOutput
+from jpaged.outputs import CompletionOutput, Delta, Logprob, RequestOutput
 from jpaged.tokenizer import TextStream, Tokenizer
 from jpaged.types import AnyArray
 
@@ -20,14 +21,20 @@ class Sample:
     Attributes:
       request: Whose it is.
       index: Which of the request's samples.
+      num_logprobs: How many log-probabilities each of its tokens comes with; None: not even its own.
+      keeps_tokens_only: Whether, until it is over, its tokens are kept and nothing is made of them.
       token_ids: What was generated, up to and including what ended it.
+      first_token, last_token: When the first and the last of them came, in seconds; None while there is none.
       finish_reason, stop_reason: See `CompletionOutput`.
     """
 
     def __init__(self, request: Request, index: int, tokenizer: Tokenizer | None):
         params = request.params
-        self.request, self.index = request, index
+        self.request, self.index, self.num_logprobs = request, index, params.logprobs
+        self.keeps_tokens_only = tokenizer is None and params.logprobs is None
         self.token_ids: list[int] = []
+        self.first_token: float | None = None
+        self.last_token: float | None = None
         self.logprobs: list[dict[int, Logprob]] = []
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
@@ -51,20 +58,19 @@ class Sample:
         return None if self._stream is None else "".join(self._pieces)
 
     def accept(
-        self, tokens: Sequence[int], logprobs: Sequence[dict[int, Logprob]], *, over: bool, failed: bool
+        self, tokens: Sequence[int], logprobs: Sequence[dict[int, Logprob]], now: float, *, over: bool, failed: bool
     ) -> None:
-        """Takes the tokens that a step made; ``over`` says that the device is done with the sample after the last."""
+        """Takes the tokens that a step made; ``now`` is in seconds, and ``over`` says that the device is done with the
+        sample after the last."""
         params = self.request.params
-        if not over and self._stream is None and params.logprobs is None:  # most steps of a model without a tokenizer
-            self.token_ids.extend(tokens)
-            return
         for number, token in enumerate(tokens):
             last = over and number == len(tokens) - 1
             if last and failed:
                 self._end("error", None)
                 return
             self.token_ids.append(token)
-            if params.logprobs is not None:
+            self.first_token, self.last_token = now if self.first_token is None else self.first_token, now
+            if self.num_logprobs is not None:
                 self.logprobs.append(logprobs[number])
             stops = last and token in self.request.stop_ids and len(self.token_ids) >= params.min_tokens
             if self._stream is not None and (not stops or params.include_stop_str_in_output):
@@ -85,7 +91,7 @@ class Sample:
             self._end(reason, None)
 
     def output(self) -> CompletionOutput:
-        wanted = self.request.params.logprobs is not None
+        wanted = self.num_logprobs is not None
         pairs = zip(self.token_ids, self.logprobs, strict=True) if wanted else ()
         return CompletionOutput(
             index=self.index,
@@ -106,7 +112,7 @@ class Sample:
             index=self.index,
             text=None if self._stream is None else "".join(self._pieces[pieces:]),
             token_ids=self.token_ids[tokens:],
-            logprobs=None if self.request.params.logprobs is None else self.logprobs[tokens:],
+            logprobs=None if self.num_logprobs is None else self.logprobs[tokens:],
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             prompt_logprobs=list(self.request.prompt_logprobs) if wants_prompt else None,
@@ -120,48 +126,25 @@ class Sample:
             self._pieces.append(rest)
 
 
-class Request:
-    """A prompt, what is asked of it, and its samples.
+@dataclasses.dataclass(eq=False, kw_only=True)
+class Request(Asked):
+    """A prompt that is to be continued, and its samples.
 
     Attributes:
-      id: The caller's number for it.
-      prompt: Its text, or None.
-      prompt_token_ids: Its ids.
-      params: What was asked for.
-      stop_ids: Ids that end a sample: the tokenizer's EOS unless ignored, and the request's own.
+      params: How.
       bad_words: Token sequences that must not be generated.
-      max_tokens: Tokens that a sample may have.
-      priority: Those with the lowest come first, if the engine serves by priority.
-      timeout: Seconds that it may take; None: as many as it likes.
-      cache_salt: Only requests with the same one share blocks.
       samples: The ``n`` samples.
-      metrics: Kept by the engine that it was added to.
       prompt_logprobs: Filled in as the prompt is computed.
     """
 
-    def __init__(
-        self,
-        id: int,
-        prompt: str | None,
-        prompt_token_ids: list[int],
-        params: SamplingParams,
-        *,
-        tokenizer: Tokenizer | None,
-        stop_ids: tuple[int, ...],
-        bad_words: list[list[int]],
-        max_tokens: int,
-        priority: int = 0,
-        timeout: float | None = None,
-        cache_salt: str | None = None,
-    ):
-        self.id, self.prompt, self.prompt_token_ids, self.params = id, prompt, prompt_token_ids, params
-        self.stop_ids = frozenset(stop_ids)
-        self.bad_words = bad_words
-        self.max_tokens = max_tokens
-        self.priority, self.timeout, self.cache_salt = priority, timeout, cache_salt
-        self.metrics: RequestMetrics | None = None
-        self.samples = [Sample(self, index, tokenizer) for index in range(params.n)]
-        self.prompt_logprobs: list[dict[int, Logprob] | None] = [None]
+    params: SamplingParams
+    bad_words: list[list[int]] = dataclasses.field(default_factory=list)
+    samples: list[Sample] = dataclasses.field(init=False)
+    prompt_logprobs: list[dict[int, Logprob] | None] = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self.samples = [Sample(self, index, self.tokenizer) for index in range(self.params.n)]
+        self.prompt_logprobs = [None]
 
     @property
     def finished(self) -> bool:

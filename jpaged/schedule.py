@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -11,21 +12,34 @@ from jpaged.prefix import Block
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits:
-    """What a step may hold: tokens, sequences that start and blocks that they start with, decode steps in one dispatch,
-    and blocks that the cache may keep or drop."""
+class StepLimits:
+    """What a step may hold.
+
+    Attributes:
+      tokens: Tokens that it computes.
+      starts: Sequences that start.
+      attached: Blocks that they start with, all together.
+      decode_steps: Decode steps of one dispatch.
+      cache_changes: Blocks that the cache may keep, and as many that it may give up; at least one for each slot, or
+        sequences that all need one would wait for ever.
+    """
 
     tokens: int
     starts: int
     attached: int
     decode_steps: int
-    keeps: int
-    drops: int
+    cache_changes: int
+
+    @classmethod
+    def of(cls, *, tokens: int, starts: int, attached: int, decode_steps: int, slots: int, block_size: int):
+        """With room for all blocks that two steps can fill, for so many may be read between one plan and the next."""
+        filled = tokens // block_size + slots * -(-decode_steps // block_size)
+        return cls(tokens, starts, attached, decode_steps, 2 * filled)
 
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """A sequence that starts, with so many tokens in blocks that are there already."""
+    """A sequence that starts, in which slot, and the blocks of its beginning that are there already."""
 
     sequence: Sequence
     slot: int
@@ -51,6 +65,7 @@ class Schedule:
       prefills_R: Whether its tokens are prompt tokens.
       samples_R: Whether a token is sampled after them.
       steps: Decode steps; 1 if any row prefills.
+      has_beams: Whether any sequence that takes part or starts is a beam.
       beams: Groups of beams that select in this step.
       paused: Groups that had to pause before it.
     """
@@ -69,6 +84,7 @@ class Schedule:
     prefills_R: np.ndarray
     samples_R: np.ndarray
     steps: int
+    has_beams: bool = False
     beams: tuple[Group, ...] = ()
     paused: tuple[Group, ...] = ()
 
@@ -95,3 +111,38 @@ class Draft:
     starts: list[Start] = dataclasses.field(default_factory=list)
     fetches: list[Block] = dataclasses.field(default_factory=list)
     is_blocked: bool = False
+
+
+class Rows:
+    """The rows of a step as they are put together: prompts' chunks first, then twins, then what decodes."""
+
+    def __init__(self) -> None:
+        self._sequences: list[Sequence] = []
+        self._numbers: list[tuple[int, int, int]] = []  # start, count, source
+        self._samples: list[bool] = []
+        self._num_chunks = 0
+
+    def chunk(self, sequence: Sequence, start: int, count: int, *, samples: bool) -> None:
+        self._sequences.append(sequence)
+        self._numbers.append((start, count, self._num_chunks))
+        self._samples.append(samples)
+        self._num_chunks += 1
+
+    def twin(self, sequence: Sequence, start: int, source: int, *, samples: bool) -> None:
+        self._sequences.append(sequence)
+        self._numbers.append((start, 0, source))
+        self._samples.append(samples)
+
+    def finish(self, slots: np.ndarray, sequences: list[Sequence], starts: np.ndarray) -> dict[str, Any]:
+        """Fields of a `Schedule`, once those that decode are added, one token each."""
+        ahead, count = len(self._sequences), len(slots)
+        numbers = np.array(self._numbers, np.int64).reshape(ahead, 3)
+        return {
+            "sequences": (*self._sequences, *sequences),
+            "slots_R": np.concatenate([np.array([each.slot for each in self._sequences], np.int64), slots]),
+            "starts_R": np.concatenate([numbers[:, 0], starts]),
+            "counts_R": np.concatenate([numbers[:, 1], np.ones(count, np.int64)]),
+            "sources_R": np.concatenate([numbers[:, 2], np.arange(ahead, ahead + count)]),
+            "prefills_R": np.arange(ahead + count) < self._num_chunks,
+            "samples_R": np.concatenate([np.array(self._samples, np.bool_), np.ones(count, np.bool_)]),
+        }

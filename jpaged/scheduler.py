@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from jpaged.groups import Group, Sequence
 from jpaged.ledger import Ledger, blocks_for
 from jpaged.prefix import Block, Found, PrefixCache
-from jpaged.schedule import Draft, Limits, Schedule, Start
+from jpaged.schedule import Draft, Rows, Schedule, Start, StepLimits
 from jpaged.seats import Seats
 
 MOST_OVERTAKEN = 64  # groups that wait for others' blocks and are passed over in one step, for each look costs time
@@ -45,7 +46,7 @@ class Scheduler:
         num_slots: int,
         num_blocks: int,
         block_size: int,
-        limits: Limits,
+        limits: StepLimits,
         cache: PrefixCache,
         prefers_swap: Callable[[int, int], bool] = lambda tokens, blocks: False,
     ):
@@ -58,6 +59,7 @@ class Scheduler:
         self._freed: list[int] = []  # slots that the next plan frees
         self._keeps: list[int] = []
         self._paused: list[Group] = []  # before the next plan
+        self._beams: list[Group] = []  # groups of beams that run
 
     @property
     def ledger(self) -> Ledger:
@@ -82,10 +84,6 @@ class Scheduler:
         coming = set(self._keeps)
         return [id for id in self._cache.kept_ids if id not in coming]
 
-    @property
-    def _beams(self) -> list[Group]:
-        return [group for group in self.running if group.are_beams]
-
     def submit(self, *groups: Group) -> None:
         """Groups that wait from now on."""
         for group in groups:
@@ -103,7 +101,10 @@ class Scheduler:
                 self._leaving.append(sequence)
         for group in {sequence.group: None for sequence in sequences}:
             if not group.sequences:
-                (self.running if group in self.running else self.waiting).remove(group)
+                if group in self.running:
+                    self._stop(group)
+                else:
+                    self.waiting.remove(group)
 
     def computed(self, sequence: Sequence) -> None:
         """All that the sequence was to prefill is there; nobody has to wait for more."""
@@ -113,20 +114,22 @@ class Scheduler:
     def filled(self, sequence: Sequence, first: int, block_ids: list[int]) -> None:
         """A sequence that runs has filled these blocks of its table, from column ``first``. Those that its chain does
         not speak for, past a stop, stay out of the books."""
-        for column, id in enumerate(block_ids, first):
-            if column == len(sequence.held) < len(sequence.chain):
-                self._book(sequence, id)
+        if first != len(sequence.held):  # behind what beams share nothing is booked
+            return
+        new = self._cache.add(block_ids[: len(sequence.chain) - first], sequence.chain, sequence.held)
+        self._ledger.held_S[sequence.slot] += len(new)
+        if sequence.twins:
+            self._share(sequence, new)
 
-    def _book(self, sequence: Sequence, id: int) -> None:
-        """Enters a block that a sequence has filled into the books, for it and for the twins that share it."""
-        block = self._cache.add(id, sequence.chain, sequence.held)
-        sharing = (len(sequence.held) + 1) * self._ledger.block_size <= sequence.group.fork_len
-        twins = [twin for twin in sequence.twins if twin.slot is not None] if sharing else []
-        for each in (sequence, *twins):
-            each.held.append(block)
-            self._ledger.held_S[each.slot] += 1
-        self._cache.hold([block] * len(twins))
-        self._seats.save(sequence.group, sequence.group.saved - len(twins))  # it is in the books now
+    def _share(self, sequence: Sequence, new: list[Block]) -> None:
+        """Enters blocks that a sequence has filled for the twins that share them, too."""
+        both = new[: max(0, sequence.group.fork_len // self._ledger.block_size - (len(sequence.held) - len(new)))]
+        twins = [twin for twin in sequence.twins if twin.slot is not None]
+        for twin in twins:
+            twin.held += both
+            self._ledger.held_S[twin.slot] += len(both)
+            self._cache.hold(both)
+        self._seats.save(sequence.group, sequence.group.saved - len(twins) * len(both))  # they are in the books now
 
     def shared(self, group: Group, blocks: int) -> None:
         """A step of a group of beams was read, after which they saved so many blocks by sharing what is not booked."""
@@ -142,7 +145,7 @@ class Scheduler:
         Returns:
           None if there is nothing to do until a step in flight is read, or nothing at all.
         """
-        self._keeps += self._cache.keeps(self._limits.keeps - len(self._keeps))
+        self._keeps += self._cache.keeps(self._limits.cache_changes - len(self._keeps))
         for sequence in self._leaving:
             self._vacate(sequence)
         self._leaving.clear()
@@ -152,7 +155,7 @@ class Scheduler:
             draft = Draft(self._limits.tokens - len(decoding), self._ledger.free - self._seats.growth(decoding, 1))
             if self._within_reach(draft) >= 0:
                 self._continue_prompts(draft)
-                if not paused and not draft.is_blocked:
+                if self.waiting and not paused and not draft.is_blocked:
                     self._admit(draft, self._seats.next_growth(decoding))
                 if len(decoding) or draft.chunks or draft.fetches or not self.running:
                     break
@@ -166,7 +169,7 @@ class Scheduler:
 
     def _within_reach(self, draft: Draft, taken: int = 0) -> int:
         """Blocks that the step can still have, once so many that are idle are taken."""
-        return draft.free + min(self._cache.idle - taken, self._limits.drops)
+        return draft.free + min(self._cache.idle - taken, self._limits.cache_changes)
 
     def _continue_prompts(self, draft: Draft) -> None:
         """Plans the next chunks of the groups that run, in order of rank."""
@@ -273,67 +276,55 @@ class Scheduler:
                 index += 1
                 continue
             del self.waiting[index]
-            bisect.insort(self.running, group, key=lambda group: group.rank)
+            self._run(group)
             for sequence in group.sequences:
                 self._seats.take(sequence, empty.pop(0))
             self._start(draft, group.sequences[0])
 
     def _book_step(self, draft: Draft, decoding: np.ndarray) -> Schedule:
         """Enters the step into the books."""
-        ledger = self._ledger
-        rows = [sequence for sequence, _, _ in draft.chunks]
-        starts = [first for _, first, _ in draft.chunks]
-        counts = [count for _, _, count in draft.chunks]
+        ledger, rows = self._ledger, Rows()
         for sequence, first, count in draft.chunks:
             ledger.bound_S[sequence.slot] = first + count
         steps = 1
         if len(decoding) and not draft.chunks and not self.waiting:
-            steps, room = self._limits.decode_steps, ledger.free + min(self._cache.idle, self._limits.drops)
+            steps, room = self._limits.decode_steps, ledger.free + min(self._cache.idle, self._limits.cache_changes)
             while steps > 1 and self._seats.growth(decoding, steps) > room:
                 steps //= 2
         bound = ledger.bound_S[decoding]
         beams = self._seats.unshare(decoding, steps, self._beams)
         self._seats.grow(decoding, steps)
         drops, stores = self._cache.evict(max(0, -ledger.free))
-        sources, samples, twin_samples = list(range(len(rows))), [], []
-        for row in range(len(draft.chunks)):
-            group = rows[row].group
-            end, resumes = starts[row] + counts[row], group.are_beams and group.resumes
-            samples.append(end == rows[row].prefill_len and not resumes)
+        forks: list[tuple[int, Sequence]] = []
+        for row, (sequence, first, count) in enumerate(draft.chunks):
+            group, end = sequence.group, first + count
+            samples = end == sequence.prefill_len and not group.resumes_beams
+            rows.chunk(sequence, first, count, samples=samples)
             if end == group.fork_len:
-                for twin in self._fork(rows[row]):
-                    sources.append(row)
-                    rows.append(twin)
-                    starts.append(end)
-                    counts.append(0)
-                    twin_samples.append(not resumes)
-            if group.are_beams and samples[-1]:
+                forks += [(row, twin) for twin in self._fork(sequence)]
+            if group.are_beams and samples:
                 group.losses.append(0)
                 beams.append(group)
-        samples += twin_samples + [True] * len(decoding)
-        num_prefills, num_chunks, num_decoding = len(rows), len(draft.chunks), len(decoding)
-        occupants = self.occupants
-        rows += [occupants[slot] for slot in decoding.tolist()]
+        for source, twin in forks:
+            rows.twin(twin, twin.group.fork_len, source, samples=not twin.group.resumes_beams)
         freed, self._freed = tuple(self._freed), []
         paused, self._paused = tuple(self._paused), []
         keeps, self._keeps = tuple(self._keeps), []
+        occupants: list[Any] = self.occupants  # of slots that decode, so there are some
+        fields = rows.finish(decoding, [occupants[slot] for slot in decoding.tolist()], bound)
+        taking_part = (*fields["sequences"], *(start.sequence for start in draft.starts)) if self._beams else ()
         return Schedule(
             keeps=keeps,
             freed=freed,
             drops=tuple(drops),
-            stores=tuple(stores),
+            stores=tuple((block, id) for block, id in stores if block.stored),  # twins want nothing back any more
             fetches=tuple(draft.fetches),
             started=tuple(draft.starts),
-            sequences=tuple(rows),
-            slots_R=np.array([sequence.slot for sequence in rows], np.int64),
-            starts_R=np.concatenate([np.array(starts, np.int64), bound]),
-            counts_R=np.concatenate([np.array(counts, np.int64), np.ones(num_decoding, np.int64)]),
-            sources_R=np.concatenate([np.array(sources, np.int64), np.arange(num_prefills, len(rows))]),
-            prefills_R=np.arange(len(rows)) < num_chunks,
-            samples_R=np.array(samples, np.bool_),
             steps=steps,
+            has_beams=any(sequence.group.are_beams for sequence in taking_part),
             beams=tuple(beams),
             paused=paused,
+            **fields,
         )
 
     def _fork(self, source: Sequence) -> list[Sequence]:
@@ -349,7 +340,7 @@ class Scheduler:
         source.twins = twins
         # A last block that is not full becomes each one's own: at once in beams that go on, else when they next grow.
         size = self._ledger.block_size
-        shared = group.fork_len // size if group.are_beams and group.resumes else blocks_for(group.fork_len, size)
+        shared = group.fork_len // size if group.resumes_beams else blocks_for(group.fork_len, size)
         if twins:
             self._seats.save(group, len(twins) * (shared - len(source.held)))
         return twins
@@ -368,7 +359,7 @@ class Scheduler:
             if sequence.kv_len >= sequence.prefill_len:
                 group.resumes = True
                 sequence.prefill_len = sequence.kv_len + (not group.are_beams)  # the last token has no KV yet
-            if group.are_beams and group.resumes:
+            if group.resumes_beams:
                 sequence.is_twin = sequence is not group.sequences[0]
             if swaps and sequence.held:
                 sequence.wanted = list(sequence.held)
@@ -376,9 +367,19 @@ class Scheduler:
             self._vacate(sequence)
         self._seats.save(group, 0)
         group.losses.clear()
-        self.running.remove(group)
+        self._stop(group)
         self.submit(group)
         self._paused.append(group)
+
+    def _run(self, group: Group) -> None:
+        bisect.insort(self.running, group, key=lambda group: group.rank)
+        if group.are_beams:
+            self._beams.append(group)
+
+    def _stop(self, group: Group) -> None:
+        self.running.remove(group)
+        if group.are_beams:
+            self._beams.remove(group)
 
     def _vacate(self, sequence: Sequence) -> None:
         """Releases what a sequence holds; the next plan frees its slot."""

@@ -85,7 +85,7 @@ class Seats:
         bound_S[slots] = np.minimum(bound_S[slots] + steps, self.limit_S[slots])
 
     def growth(self, slots: np.ndarray, steps: int) -> int:
-        """The most blocks that they need for that."""
+        """The most blocks that they need for that, and that groups may need beside for what they share no more."""
         return self._lengthening(slots, steps) + sum(min(g.saved, self._loss(g, steps)) for g in self._savers)
 
     def next_growth(self, slots: np.ndarray) -> int:
@@ -104,7 +104,8 @@ class Seats:
             self._savers.pop(group, None)
 
     def unshare(self, slots: np.ndarray, steps: int, beams: list[Group]) -> list[Group]:
-        """Books what groups may lose of what they save, before `grow`; returns the groups of beams that grow."""
+        """Books what groups may lose of what they save, before `grow`; returns the groups of beams that grow, each with
+        one more of `Group.losses`."""
         growing = set(slots.tolist()) if self._savers or beams else set()
         beams = [group for group in beams if group.sequences[0].slot in growing]
         for group in {**self._savers, **dict.fromkeys(beams)}:

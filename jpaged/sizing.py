@@ -55,6 +55,11 @@ def resolve(spec: ModelSpec, config: EngineConfig) -> ResolvedConfig:
             f"{num_blocks:,} KV blocks of {block_bytes:,} bytes need {num_blocks * block_bytes:,}, and there are "
             f"{most:,}; try num_blocks={most // block_bytes // 2}, or less kv_cache_memory"
         )
+    if config.preemption_mode == "swap" and config.swap_space < block_bytes:
+        faults.append(
+            f"swap_space={config.swap_space:,} holds no KV block, which takes {block_bytes:,} bytes, and "
+            "preemption_mode='swap' needs some; try more, or preemption_mode='recompute'"
+        )
     if faults:
         raise ValueError("; ".join(faults))
     settled = {"num_blocks": num_blocks, "max_model_len": longest, "dtype": dtype, "kv_cache_memory": None}

@@ -1,6 +1,8 @@
 """What is on the device between steps, and how a plan changes its memory: tables, KV blocks, histories.
 
 All of it is pure: a state and a plan in, a state out. It runs no model and samples nothing.
+
+Here X and B are as in `plan`, and Z counts blocks that were filled.
 """
 
 from __future__ import annotations

@@ -4,6 +4,9 @@
 one dispatch, which allocates on the device as sequences cross block borders and leaves early when all are done or the
 pool cannot serve the next step; *read* and *fetch*, which move blocks to the host and back. It knows slots and rows; it
 knows neither requests nor text.
+
+Here K counts decode steps of one dispatch, J candidates of log-probabilities, W beams of a group, E stop ids, Z blocks
+that were filled and X blocks that move; H and the like in the plan's names are the plan's.
 """
 
 from __future__ import annotations

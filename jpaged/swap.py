@@ -38,16 +38,17 @@ class Swapper:
         self._space = SwapSpace()
         self.costs = Costs()
 
-    def read(self, state: DecodeState, planned: Schedule) -> tuple[list[list[Block]], list[jax.Array]]:
+    def store(self, state: DecodeState, planned: Schedule) -> tuple[list[list[Block]], list[jax.Array]]:
         """Begins to copy what the plan is about to drop; returns the blocks of each array, and the arrays."""
         self.discard()
         batches, arrays = [], []
-        for batch in _batches(planned.stores):
+        stores = [(block, id) for block, id in planned.stores if block.stored]  # who wanted others may be gone by now
+        for batch in _batches(stores):
             ids = np.full(BATCH, self._layout.num_blocks, np.int32)
             ids[: len(batch)] = [id for _, id in batch]
             arrays.append(self._steps.read(state.cache, ids))
             batches.append([block for block, _ in batch])
-        for block, _ in planned.stores:
+        for block, _ in stores:
             self._space.order(block)
         return batches, arrays
 
@@ -74,7 +75,7 @@ class Swapper:
 
         Args:
           planned: The plan.
-          on_their_way: What `read` has returned and `take` not got yet: it may be wanted back already.
+          on_their_way: What `store` has returned and `take` not got yet: it may be wanted back already.
         """
         if any(self._space.is_ordered(block) for block in planned.fetches):
             for batches, arrays in on_their_way:
@@ -93,6 +94,7 @@ class Swapper:
                 part = self._empty()
             except MemoryError:
                 for block in blocks:
+                    self._space.discard(block)
                     self._cache.lose(block)
                 continue
             for place, (_, data) in enumerate(batch):
@@ -119,7 +121,7 @@ class Swapper:
             state, ids = self._steps.fetch(state, data, np.int32(0))
             jax.block_until_ready(ids)
             seconds = time.perf_counter() - begin
-        self.costs.moved(BATCH, seconds)
+        self.costs.move = seconds / BATCH
         return state
 
     def _empty(self) -> np.ndarray:
@@ -168,33 +170,26 @@ class SwapSpace:
 
 @dataclasses.dataclass
 class Costs:
-    """What was measured of computing tokens and of moving blocks: sums, of which the older part counts less and less.
+    """What was measured of computing tokens and of moving blocks.
 
     Attributes:
-      compute: Seconds of a token of a prompt.
+      compute: Seconds of a token in steps that compute prompts, a mean in which older steps count less and less.
       move: Seconds of a block on its way to the host and back.
     """
 
     compute: float | None = None
     move: float | None = None
 
-    def prefilled(self, tokens: int, seconds: float) -> None:
-        """A step has computed so many tokens of prompts."""
-        self.compute = _mean(self.compute, seconds / max(1, tokens))
-
-    def moved(self, blocks: int, seconds: float) -> None:
-        """So many blocks went to the host and back."""
-        self.move = _mean(self.move, seconds / max(1, blocks))
+    def computed(self, tokens: int, seconds: float) -> None:
+        """A step with prompts has computed so many tokens, those of sequences that decode among them."""
+        new = seconds / max(1, tokens)
+        self.compute = new if self.compute is None else 0.8 * self.compute + 0.2 * new
 
     def prefer_swap(self, tokens: int, blocks: int) -> bool:
         """Whether moving these blocks takes less time than computing these tokens; while something is not known, no."""
         if self.compute is None or self.move is None or not blocks:
             return False
         return blocks * self.move < tokens * self.compute
-
-
-def _mean(old: float | None, new: float) -> float:
-    return new if old is None else 0.8 * old + 0.2 * new
 
 
 def _batches(items: Sequence) -> list[Sequence]:

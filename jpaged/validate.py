@@ -21,7 +21,7 @@ PRIORITIES = (-(2**31), 2**31 - 1)  # so that times, in seconds, still count bes
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits:
+class RequestLimits:
     """What requests are held against.
 
     Attributes:
@@ -43,14 +43,14 @@ class Limits:
         return self.config.num_blocks * self.config.block_size
 
 
-def limits(loaded: LoadedModel, config: ResolvedConfig) -> Limits:
+def limits(loaded: LoadedModel, config: ResolvedConfig) -> RequestLimits:
     """The limits of an engine."""
     vocab, tokenizer = loaded.model.spec.vocab_size, loaded.tokenizer
     if tokenizer is None:
         eos = tuple(getattr(loaded.config, "eos_token_ids", ()))
-        return Limits(vocab, loaded.sampled_vocab, eos, None, config)
+        return RequestLimits(vocab, loaded.sampled_vocab, eos, None, config)
     eos = tuple(dict.fromkeys((*tokenizer.eos_token_ids, *getattr(loaded.config, "eos_token_ids", ()))))
-    return Limits(vocab, loaded.sampled_vocab, eos, tokenizer, config)
+    return RequestLimits(vocab, loaded.sampled_vocab, eos, tokenizer, config)
 
 
 class ReadPrompt(NamedTuple):
@@ -58,7 +58,7 @@ class ReadPrompt(NamedTuple):
 
     Attributes:
       text: None if it was given as ids.
-      ids: None if there are faults.
+      ids: Empty if there are faults.
       cache_salt: Only prompts with the same one share blocks.
       faults: What is wrong with it, in sentences.
     """
@@ -113,7 +113,7 @@ def _text_and_ids(prompt: Any, tokenizer: Tokenizer | None) -> tuple[str | None,
         return text, [], [str(error)]
 
 
-def prompt_problems(ids: Sequence[int], limits: Limits) -> list[str]:
+def prompt_problems(ids: Sequence[int], limits: RequestLimits) -> list[str]:
     """What is wrong with a prompt's ids."""
     if not len(ids):
         return ["the prompt is empty; try at least one token"]
@@ -131,7 +131,7 @@ def prompt_problems(ids: Sequence[int], limits: Limits) -> list[str]:
     return faults
 
 
-def request_problems(ids: Sequence[int], params: SamplingParams, limits: Limits) -> list[str]:
+def request_problems(ids: Sequence[int], params: SamplingParams, limits: RequestLimits) -> list[str]:
     """What is wrong with a request."""
     config = limits.config
     faults = prompt_problems(ids, limits)
@@ -169,21 +169,12 @@ def request_problems(ids: Sequence[int], params: SamplingParams, limits: Limits)
             f"a bad word has {longest} tokens and max_bad_word_tokens={config.max_bad_word_tokens}; "
             "try a shorter one, or raise max_bad_word_tokens"
         )
-    stops = len(stop_ids(params, limits))
-    if stops > config.max_stop_token_ids:
-        faults.append(
-            f"there are {stops} stop ids, EOS included, and max_stop_token_ids={config.max_stop_token_ids}; "
-            "try fewer, ignore_eos, or raise max_stop_token_ids"
-        )
-    return faults
+    return faults + _stop_problems(params, limits)
 
 
-def search_problems(ids: Sequence[int], params: BeamSearchParams, limits: Limits) -> list[str]:
+def search_problems(ids: Sequence[int], params: BeamSearchParams, limits: RequestLimits) -> list[str]:
     """What is wrong with a beam search."""
     config = limits.config
-    if not isinstance(params, BeamSearchParams):
-        hint = "try BeamSearchParams(beam_width=4, max_tokens=64)"
-        return [f"its parameters must be BeamSearchParams, not {type(params).__name__}; {hint}"]
     faults = prompt_problems(ids, limits) + params.problems(config, vocab_size=limits.sampled_vocab)
     if faults:
         return faults
@@ -198,13 +189,17 @@ def search_problems(ids: Sequence[int], params: BeamSearchParams, limits: Limits
             f"the search may need {need} blocks of {size} tokens and the pool has {config.num_blocks}; try fewer beams "
             "or tokens, or more num_blocks or kv_cache_memory"
         ]
-    stops = len(stop_ids(params, limits))
-    if stops > config.max_stop_token_ids:
-        return [
-            f"there are {stops} stop ids, EOS included, and max_stop_token_ids={config.max_stop_token_ids}; "
-            "try fewer, ignore_eos, or raise max_stop_token_ids"
-        ]
-    return []
+    return _stop_problems(params, limits)
+
+
+def _stop_problems(params: SamplingParams | BeamSearchParams, limits: RequestLimits) -> list[str]:
+    stops, most = len(stop_ids(params, limits)), limits.config.max_stop_token_ids
+    if stops <= most:
+        return []
+    return [
+        f"there are {stops} stop ids, EOS included, and max_stop_token_ids={most}; "
+        "try fewer, ignore_eos, or raise max_stop_token_ids"
+    ]
 
 
 def priorities(priority: Any, count: int, config: ResolvedConfig) -> tuple[list[int], list[str]]:
@@ -229,13 +224,13 @@ def timeout_problems(timeout: Any) -> list[str]:
     return [] if timeout is None else checks.number("timeout", timeout, 0, None, "it counts seconds", above=True)
 
 
-def max_tokens(params: SamplingParams, prompt_len: int, limits: Limits) -> int:
+def max_tokens(params: SamplingParams, prompt_len: int, limits: RequestLimits) -> int:
     """Tokens that a sample may have; without a wish, as many as the model and the pool can hold."""
     room = min(limits.config.max_model_len - prompt_len, limits.pool_tokens - prompt_len + 1)
     return max(1, room) if params.max_tokens is None else params.max_tokens
 
 
-def stop_ids(params: SamplingParams | BeamSearchParams, limits: Limits) -> tuple[int, ...]:
+def stop_ids(params: SamplingParams | BeamSearchParams, limits: RequestLimits) -> tuple[int, ...]:
     """Ids that end a sample."""
     eos = () if params.ignore_eos else limits.eos_ids
     return tuple(dict.fromkeys((*eos, *params.stop_token_ids)))

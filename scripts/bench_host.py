@@ -36,7 +36,9 @@ _WAITING = flags.DEFINE_integer("waiting", 1000, "Sequences that wait.", lower_b
 _LOOKUP_LEN = flags.DEFINE_integer("lookup_len", 32768, "Tokens of a prompt that is looked up.", lower_bound=16)
 _NUM_BLOCKS = flags.DEFINE_integer("num_blocks", 65536, "Blocks of the allocator's pool.", lower_bound=4)
 _ALLOCATOR_SLOTS = flags.DEFINE_integer("allocator_slots", 512, "Slots of the allocator.", lower_bound=1)
-_REPEATS = flags.DEFINE_integer("repeats", 50, "Calls of each of the allocator's functions.", lower_bound=1)
+_REPEATS = flags.DEFINE_integer(
+    "repeats", 50, "Calls of each of the allocator's functions, and as many steps and look-ups.", lower_bound=1
+)
 _JSON = flags.DEFINE_boolean("json", False, "Print JSON.")
 
 GROUPS = {

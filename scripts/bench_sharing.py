@@ -63,7 +63,8 @@ def main() -> int:
             raise ValueError(f"{name}={ends[0]}:{ends[1]} must be one length here; try --{name}={ends[1]}")
     # As many as run together at the most: samples and beams of all prompts, or requests with a prefix in common.
     rows = max(case.requests * max(widths) if set(cases) != {"prefix"} else 1, case.slots if "prefix" in cases else 1)
-    llm = running.engine(dataclasses.replace(case, slots=rows), None)
+    beams = max(widths) if "beam" in cases else 1
+    llm = running.engine(dataclasses.replace(case, slots=rows), None, max_beam_width=beams)
     from benchmarks import sharing, sharing_report
 
     sampled = case.requests, case.prompt_len[0], case.output_len[0]
@@ -100,6 +101,8 @@ def chosen() -> tuple[list[str], list[int]]:
         raise ValueError(f"case={','.join(_CASE.value)!r} must be of {', '.join(CASES)}; try --case=beam")
     if not widths or not all(width.isdecimal() and int(width) for width in widths):
         raise ValueError(f"widths={','.join(_WIDTHS.value)!r} must be positive numbers; try --widths=2,4,6")
+    if flags.FLAGS.prompts_file is not None:
+        raise ValueError("prompts_file is for other benchmarks: here prompts are synthetic; try --prompt_len")
     return cases, [int(width) for width in widths]
 
 

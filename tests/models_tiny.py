@@ -40,6 +40,14 @@ def few_shapes(llm: LLM) -> LLM:
     return llm
 
 
+def is_whole(llm: LLM) -> bool:
+    """Whether an engine that is idle has all its blocks, and no copy of one."""
+    engine = llm.engine
+    free = int(engine.state.paged.pool.num_free) + engine.scheduler.idle_blocks
+    copies = engine.prefix_cache.stored + len(engine.swapper._space)
+    return not engine.has_work and free == llm.config.num_blocks and copies == 0
+
+
 @functools.cache
 def tiny(family: str, dtype: DType = "float32") -> LoadedModel:
     """A checkpoint, converted and loaded as a user would; it has no tokenizer."""

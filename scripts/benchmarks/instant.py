@@ -44,7 +44,7 @@ class InstantSteps:
 
     Attributes:
       seconds: What answering took, to be taken off.
-      traces: None, as of `Steps`.
+      traces: As of `Steps`, and empty.
       plans: Of each plan, whether it was for "prefill" or "decode", and how many sequences took part.
     """
 

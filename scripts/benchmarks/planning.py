@@ -9,7 +9,7 @@ import numpy as np
 
 from jpaged.groups import Group, Sequence
 from jpaged.prefix import Block, Chain, PrefixCache
-from jpaged.schedule import Limits
+from jpaged.schedule import StepLimits
 from jpaged.scheduler import Scheduler
 
 BLOCK_SIZE = 16
@@ -18,16 +18,16 @@ STARTS = 8  # in a step
 
 
 def schedule_seconds(running: int, waiting: int, steps: int) -> float:
-    """Seconds in which a step is planned and its outcome booked, with so many sequences decoding and so many that wait;
-    the median of so many steps."""
+    """Seconds in which a step is planned and the blocks that it filled are booked, with so many sequences decoding and
+    so many that wait; the median of so many steps."""
     pool = 4 * running * -(-(PROMPT_LEN + steps) // BLOCK_SIZE)
-    limits = Limits(running + STARTS * PROMPT_LEN, STARTS, pool, decode_steps=1, keeps=pool, drops=pool)
+    limits = StepLimits(running + STARTS * PROMPT_LEN, STARTS, pool, decode_steps=1, cache_changes=pool)
     scheduler = Scheduler(running, pool, BLOCK_SIZE, limits, PrefixCache(retains=True))
-    rng = np.random.default_rng(0)
+    rng, most = np.random.default_rng(0), PROMPT_LEN + steps + -(-running // STARTS)  # until the last has begun
     for number in range(running + waiting):
         group = Group(rank=(number,), fork_len=PROMPT_LEN)
         chain = Chain(BLOCK_SIZE)
-        chain.extend(rng.integers(0, 1000, PROMPT_LEN).tolist())
+        chain.extend(rng.integers(0, 1000, most).tolist())  # tokens to come included, for hashing them is not timed
         group.sequences.append(Sequence(None, group, chain, PROMPT_LEN, PROMPT_LEN + 10**6))
         scheduler.submit(group)
     ids, found = iter(range(10**9)), []
@@ -58,8 +58,7 @@ def lookup_seconds(tokens: int, repeats: int) -> float:
     cache, chain = PrefixCache(retains=True), Chain(BLOCK_SIZE)
     chain.extend(prompt)
     held: list[Block] = []
-    for number in range(len(chain)):
-        held.append(cache.add(number, chain, held))
+    cache.add(range(len(chain)), chain, held)
     found = []
     for _ in range(repeats):
         begin = time.perf_counter()

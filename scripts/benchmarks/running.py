@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
@@ -23,12 +23,13 @@ if TYPE_CHECKING:
     from .results import Setting
 
 
-def engine(case: Case, loaded: LoadedModel | None) -> LLM:
+def engine(case: Case, loaded: LoadedModel | None, **more: Any) -> LLM:
     """The engine that the flags ask for, with the case's slots unless --max_num_seqs says otherwise.
 
     Args:
       case: What it will serve.
       loaded: The model; None loads it.
+      **more: Fields of `EngineConfig` that are no flags.
     """
     # As defaults, so that what was given stays: settings are judged together, and must not be refused for one that
     # nobody asked for.
@@ -37,7 +38,7 @@ def engine(case: Case, loaded: LoadedModel | None) -> LLM:
         flags.FLAGS.set_default("num_blocks", case.kv_tokens // flags.FLAGS.block_size)
     tokens = max(flags.FLAGS.max_num_seqs, EngineConfig.max_num_batched_tokens)
     flags.FLAGS.set_default("max_num_batched_tokens", tokens)
-    config = model_flags.engine_config()
+    config = dataclasses.replace(model_flags.engine_config(), **more)
     if loaded is None:
         llm = model_flags.load_llm(config)
     else:

@@ -82,11 +82,24 @@ def test_books_that_differ_at_idle_are_found(engine: Engine, monkeypatch: pytest
 def test_every_step_is_checked_where_that_was_asked_for(engine: Engine, monkeypatch: pytest.MonkeyPatch):
     while engine.has_work:
         engine.step()
-    checked = []
-    monkeypatch.setattr(engine, "check", lambda: checked.append(engine.stats.steps))
-    monkeypatch.setattr(engine, "config", dataclasses.replace(engine.config, check_every_step=True))
-    before = engine.stats.steps
-    engine.add(Request(99, None, [1, 2, 3], GREEDY, tokenizer=None, stop_ids=(), bad_words=[], max_tokens=8))
-    while engine.has_work:
-        engine.step()
-    assert len(checked) >= engine.stats.steps - before >= 3
+    checks = {}
+    for asked in (False, True):
+        checked, steps = [], 0
+        monkeypatch.setattr(engine, "check", lambda checked=checked: checked.append(1))
+        monkeypatch.setattr(engine, "config", dataclasses.replace(engine.config, check_every_step=asked))
+        engine.add(
+            Request(
+                id=99,
+                prompt=None,
+                prompt_token_ids=[1, 2, 3],
+                params=GREEDY,
+                tokenizer=None,
+                stop_ids=frozenset(),
+                max_tokens=8,
+            )
+        )
+        while engine.has_work:
+            engine.step()
+            steps += 1
+        checks[asked] = len(checked) - steps  # these are by the fixture of all tests here
+    assert checks == {False: 1, True: steps} and steps > 3  # at idle it is checked in any case

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jpaged import LLM, SamplingParams
-from tests.models_tiny import SMALL, few_shapes, golden, stacked, tiny, with_bfloat16_frequencies
+from tests.models_tiny import SMALL, few_shapes, golden, is_whole, stacked, tiny, with_bfloat16_frequencies
 
 GREEDY = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True, prompt_logprobs=0)
 
@@ -27,7 +27,7 @@ def check(llm, cases):
             scores[token].logprob for scores, token in zip(output.prompt_logprobs[1:], case["prompt"][1:], strict=True)
         ]
         np.testing.assert_allclose(found, case["prompt_logprobs"], rtol=1e-3, atol=1e-3)
-    assert int(llm.engine.state.paged.pool.num_free) + llm.engine.scheduler.idle_blocks == llm.config.num_blocks
+    assert is_whole(llm)
 
 
 @pytest.mark.parametrize("name", ["golden", "golden_float32"])

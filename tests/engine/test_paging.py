@@ -6,6 +6,7 @@ One engine with a small pool serves most of it; after every step its memory is c
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 from typing import Any
 
@@ -16,7 +17,7 @@ from jpaged import LLM, SamplingParams
 from jpaged.engine import Engine
 from jpaged.prefix import Block
 from jpaged.swap import Costs, SwapSpace
-from tests.models_tiny import SMALL, few_shapes, golden, tiny
+from tests.models_tiny import SMALL, few_shapes, golden, is_whole, tiny
 
 CASES = golden("llama", "golden_float32")
 PROMPTS = [case["prompt"] for case in CASES]  # of 3, 17 and 70 tokens
@@ -46,12 +47,14 @@ def pausing(tight: LLM, request: pytest.FixtureRequest, monkeypatch: pytest.Monk
 
 
 def forget(llm: LLM) -> None:
-    """Lets every cached block go: a request that needs all of them is served and withdrawn."""
-    whole = llm.config.num_blocks * llm.config.block_size
-    filler = [[319] * min(100, whole - 4)] * (whole // 100)
-    llm.generate([{"prompt_token_ids": ids, "cache_salt": f"forget {i}"} for i, ids in enumerate(filler)], ONE)
+    """Lets every cached block go: a request that needs all of them is served."""
+    evicted = llm.engine.stats.evictions + llm.engine.scheduler.idle_blocks
+    ids = [319] * (llm.config.num_blocks * llm.config.block_size)
+    llm.generate({"prompt_token_ids": ids, "cache_salt": f"forget {next(_salts)}"}, ONE)
+    assert llm.engine.stats.evictions == evicted
 
 
+_salts = itertools.count()
 ONE = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
 
 
@@ -62,12 +65,6 @@ def drain(engine: Engine) -> None:
 
 def assert_golden(outputs: list) -> None:
     assert [output.outputs[0].token_ids for output in outputs] == [case["greedy"] for case in CASES]
-
-
-def is_whole(llm: LLM) -> bool:
-    free = int(llm.engine.state.paged.pool.num_free) + llm.engine.scheduler.idle_blocks
-    on_the_host = llm.engine.prefix_cache.stored + len(llm.engine.swapper._space)
-    return not llm.engine.has_work and free == llm.config.num_blocks and on_the_host == 0
 
 
 def test_cached_or_not_the_tokens_are_the_same(ample: LLM):
@@ -237,12 +234,17 @@ def test_no_room_on_the_host_is_no_swap(monkeypatch: pytest.MonkeyPatch, tight: 
 def test_auto_measures_and_takes_what_is_quicker():
     costs = Costs()
     assert not costs.prefer_swap(100, 5)
-    costs.prefilled(tokens=100, seconds=1.0)
+    costs.computed(tokens=100, seconds=1.0)
     assert not costs.prefer_swap(100, 5)
-    costs.moved(blocks=10, seconds=1.0)
+    costs.move = 0.1
     assert costs.prefer_swap(100, 5) and not costs.prefer_swap(100, 11) and not costs.prefer_swap(100, 0)
-    costs.moved(blocks=10, seconds=11.0)
-    assert costs.move == pytest.approx(0.8 * 0.1 + 0.2 * 1.1) and costs.prefer_swap(100, 3)
+    costs.computed(tokens=10, seconds=1.1)
+    assert costs.compute == pytest.approx(0.8 * 0.01 + 0.2 * 0.11) and costs.prefer_swap(100, 29)
+
+
+def test_a_swap_space_that_holds_no_block_is_refused():
+    with pytest.raises(ValueError, match=r"swap_space=100 holds no KV block, which takes 3,072 bytes.*try more"):
+        LLM(tiny("llama"), **SIZES, preemption_mode="swap", swap_space=100)
 
 
 def test_a_pool_that_is_one_block_short_refuses_with_the_numbers(tight: LLM):

@@ -1,12 +1,13 @@
 """Several users of one engine, and what is left of it after an interrupt or a failure."""
 
 import concurrent.futures
+import dataclasses
 
 import pytest
 
 from jpaged import LLM, SamplingParams
 from jpaged.request import Sample
-from tests.models_tiny import SMALL, golden, tiny
+from tests.models_tiny import SMALL, golden, is_whole, tiny
 
 CASES = golden("llama", "golden_float32")[:2]
 PROMPTS = [case["prompt"] for case in CASES]
@@ -22,11 +23,6 @@ def warm() -> LLM:
 def llm(warm: LLM) -> LLM:
     assert not warm.engine.has_work
     return warm
-
-
-def is_whole(llm: LLM) -> bool:
-    free = int(llm.engine.state.paged.pool.num_free) + llm.engine.scheduler.idle_blocks
-    return not llm.engine.has_work and free == llm.config.num_blocks
 
 
 def test_two_streams_taking_turns_get_each_its_own(llm: LLM):
@@ -61,6 +57,26 @@ def test_threads_get_each_its_own(llm: LLM):
         for which, job in jobs:
             (output,) = job.result(timeout=300)
             assert output.outputs[0].token_ids == CASES[which]["greedy"]
+    assert is_whole(llm)
+
+
+def test_streams_of_threads_tell_each_token_and_each_end_once(llm: LLM):
+    """Two samples that end together, so that the last step has more than one thing to tell."""
+    params = dataclasses.replace(GREEDY, n=2)
+
+    def told(which: int) -> tuple[dict[int, list[int]], list[int]]:
+        tokens: dict[int, list[int]] = {0: [], 1: []}
+        ends = []
+        for delta in llm.stream(PROMPTS[which], params):
+            tokens[delta.index] += delta.token_ids
+            ends += [delta.index] if delta.finish_reason is not None else []
+        return tokens, sorted(ends)
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        jobs = [(which % 2, pool.submit(told, which % 2)) for which in range(12)]
+        for which, job in jobs:
+            tokens, ends = job.result(timeout=300)
+            assert list(tokens.values()) == [CASES[which]["greedy"]] * 2 and ends == [0, 1]
     assert is_whole(llm)
 
 

@@ -22,7 +22,7 @@ ORDER_OF_ROOMS = """
     types config < prefix < groups ledger < schedule seats < scheduler
     tables scheduler < audit < engine
     types config < tokenizer weights < model
-    types config tokenizer < outputs < request hypotheses
+    types config tokenizer < outputs < asked < request hypotheses
     config tokenizer model < dtypes < sizing < validate
     outputs scheduler < stats
     prefix groups request hypotheses < intake
@@ -46,6 +46,7 @@ HOST_ROOMS = (
     "stats",
     "buckets",
     "outputs",
+    "asked",
     "request",
     "hypotheses",
     "intake",

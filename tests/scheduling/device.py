@@ -12,7 +12,7 @@ import random
 
 from jpaged.groups import Group, Sequence
 from jpaged.prefix import Block, Chain, PrefixCache, sha256
-from jpaged.schedule import Limits, Schedule
+from jpaged.schedule import Schedule, StepLimits
 from jpaged.scheduler import Scheduler
 
 
@@ -270,10 +270,14 @@ class Server:
         retains=True,
         hash=sha256,
         room=0,
+        cache_changes: int | None = None,
     ):
         self.block_size, self.room, self._retains, self._hash = block_size, room, retains, hash
-        filled = tokens // block_size + slots * (1 + decode_steps // block_size)
-        limits = Limits(tokens=tokens, starts=2, attached=1000, decode_steps=decode_steps, keeps=filled, drops=filled)
+        limits = StepLimits.of(
+            tokens=tokens, starts=2, attached=1000, decode_steps=decode_steps, slots=slots, block_size=block_size
+        )
+        if cache_changes is not None:
+            limits = dataclasses.replace(limits, cache_changes=cache_changes)
         self.cache = PrefixCache(retains=retains, room=room)
         self.scheduler = Scheduler(slots, blocks, block_size, limits, self.cache, lambda tokens, blocks: room > 0)
         self.device = Device(blocks, block_size, slots)

@@ -18,8 +18,7 @@ def chain(*tokens: int, salt: bytes = b"", **options: Any) -> Chain:
 def filled(cache: PrefixCache, text: Chain, first_id: int = 0) -> list[Block]:
     """A sequence that has filled all blocks of a text."""
     held: list[Block] = []
-    for id in range(first_id, first_id + len(text)):
-        held.append(cache.add(id, text, held))
+    cache.add(range(first_id, first_id + len(text)), text, held)
     return held
 
 
@@ -127,7 +126,7 @@ def test_the_least_recently_used_goes_first_and_no_block_outlives_the_one_before
     first = filled(cache, chain(1, 2, 3, 4))
     second = first[:1]
     cache.hold(second)
-    second.append(cache.add(5, chain(1, 2, 5, 6), second))
+    cache.add([5], chain(1, 2, 5, 6), second)
     cache.keeps(9)
     cache.release(second)
     cache.release(first)

@@ -1,4 +1,4 @@
-"""The scheduler by hand, and random programs against a device in plain Python: nothing starves, overflows, differs."""
+"""The scheduler by hand, against a device in plain Python: nothing starves, overflows, differs."""
 
 import random
 from typing import Any
@@ -262,6 +262,22 @@ def test_what_has_to_go_while_it_is_wanted_comes_back_from_the_host():
         assert one.preemptions >= 1 and (one.fetched > 0) == (room > 0)
         computed[room] = prefilled(one)
     assert computed[100] < computed[0]
+
+
+def test_those_who_have_paused_do_not_take_their_blocks_from_each_other():
+    """Once the first is gone nobody runs, and no two of the others fit together."""
+    one = server(slots=4, blocks=15, block_size=2, tokens=24, decode_steps=1, room=100, cache_changes=4)
+    samples = []
+    for seed, (length, most, rank, steps) in enumerate(
+        ((20, 10, 1, 4), (26, 5, 1, 1), (18, 6, 1, 3), (11, 11, 1, 2), (5, 16, 1, 0), (2, 10, 0, 17))
+    ):
+        samples += one.submit(text(length, seed), most, rank=rank)
+        for _ in range(steps):
+            one.step()
+    one.abort(samples[:1])
+    finish(one)
+    assert_right(*samples[1:])
+    assert one.fetched
 
 
 def test_who_is_aborted_after_it_has_paused_leaves_nothing_on_the_host():

@@ -8,7 +8,7 @@ import pytest
 from jpaged.groups import Group, Sequence
 from jpaged.outputs import RequestMetrics
 from jpaged.prefix import Chain, PrefixCache
-from jpaged.schedule import Limits, Schedule, Start
+from jpaged.schedule import Schedule, Start, StepLimits
 from jpaged.scheduler import Scheduler
 from jpaged.stats import Spread, Stats
 
@@ -37,7 +37,7 @@ def schedule(counts: list[int], prefills: list[bool], **more) -> Schedule:
 
 @pytest.fixture
 def scheduler() -> Scheduler:
-    limits = Limits(tokens=8, starts=1, attached=10, decode_steps=1, keeps=1, drops=1)
+    limits = StepLimits(tokens=8, starts=1, attached=10, decode_steps=1, cache_changes=1)
     return Scheduler(2, 10, 4, limits, PrefixCache(retains=True))
 
 

@@ -18,14 +18,22 @@ from scripts.common.results import Result
 def result(index: int, text: str = "p", tokenizer: ByteTokenizer | None = None, **asked) -> Result:
     params = SamplingParams(temperature=0, **asked)
     ids = list(text.encode())
-    request = Request(index, text, ids, params, tokenizer=tokenizer, stop_ids=(), bad_words=[], max_tokens=9)
+    request = Request(
+        id=index,
+        prompt=text,
+        prompt_token_ids=ids,
+        params=params,
+        tokenizer=tokenizer,
+        stop_ids=frozenset(),
+        max_tokens=9,
+    )
     return Result(index, Entry(text), request)
 
 
 def answer(one: Result, ids: list[int], *, sample: int = 0, over: bool = True, failed: bool = False) -> None:
     assert one.request is not None
     logprobs = [{i: Logprob(-1.5, 1, None), 0: Logprob(-math.inf, 9, "x")} for i in ids]
-    one.request.samples[sample].accept(ids, logprobs, over=over, failed=failed)
+    one.request.samples[sample].accept(ids, logprobs, 0.0, over=over, failed=failed)
 
 
 def bad(index: int) -> Result:
