@@ -8,12 +8,11 @@ leaves it to its callers that one thread at a time does.
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import heapq
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -100,7 +99,7 @@ class Engine:
             samplers=sampling.create(rows, settled.max_num_seqs),
         )
         # Where the weights are, and committed as a step's results are: else the second step would compile anew.
-        self._state = _beside(loaded, idle)
+        self._state = states.beside(loaded.weights, idle)
         limits = StepLimits.of(
             tokens=settled.max_num_batched_tokens,
             starts=min(MAX_ADMISSIONS, settled.max_num_seqs),
@@ -150,8 +149,10 @@ class Engine:
 
         Raises:
           RuntimeError: a step has failed, and taken the state with it.
+          ValueError: a request is none, was added before, or is over; nothing is queued.
         """
         self._refuse_after_failure()
+        intake.check_new(requests)
         now = self._clock()
         groups = [
             self._group_of(request, now) for request in requests
@@ -317,24 +318,22 @@ class Engine:
             if group.sequences:
                 group.sequences[0].key.request.metrics.preemptions += 1
 
-    @contextlib.contextmanager
-    def _failing_without_a_state(self) -> Iterator[None]:
+    def _failing_without_a_state(self) -> Telling:
         """For calls of steps: an interrupt between one and its assignment leaves the state donated, and no other."""
-        try:
-            yield
-        except BaseException as error:
+
+        def fail(error: BaseException) -> None:
             if any(leaf.is_deleted() for leaf in jax.tree.leaves(self._state)):
                 self.failure = error
-            raise
 
-    @contextlib.contextmanager
-    def _all_or_failure(self) -> Iterator[None]:
+        return Telling(fail)
+
+    def _all_or_failure(self) -> Telling:
         """For what changes the books, or tells requests: half of it is no state to go on from."""
-        try:
-            yield
-        except BaseException as error:
+
+        def fail(error: BaseException) -> None:
             self.failure = self.failure or error
-            raise
+
+        return Telling(fail)
 
     def _harvest(self) -> None:
         record = self._in_flight[0]
@@ -373,13 +372,18 @@ class Engine:
         self.stats.finished(metrics, len(samples))
 
 
-def _beside(loaded: LoadedModel, idle: states.DecodeState) -> states.DecodeState:
-    """The state on the device that has the weights.
+class Telling:
+    """Tells of the exception that leaves its block. Not a generator: one that an interrupt keeps from its block would
+    take it for an exception when it is dropped."""
 
-    Raises:
-      ValueError: on several devices.
-    """
-    devices = {device for leaf in jax.tree.leaves(loaded.weights) for device in leaf.devices()}
-    if len(devices) > 1:
-        raise ValueError(f"the weights are on {len(devices)} devices and this version runs on one; try loading on one")
-    return jax.device_put(idle, devices.pop())
+    __slots__ = ("_tell",)
+
+    def __init__(self, tell: Callable[[BaseException], None]):
+        self._tell = tell
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self._tell(error)

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+from jpaged import groups
+from jpaged.asked import Asked
 from jpaged.config import EngineConfig
-from jpaged.groups import Group, Sequence
+from jpaged.groups import Group
 from jpaged.hypotheses import Beam, BeamRequest
 from jpaged.prefix import Chain
 from jpaged.request import Request, Sample
 
 AnyRequest: TypeAlias = Request | BeamRequest
 AnySample: TypeAlias = Sample | Beam
+
+
+def check_new(requests: Sequence[AnyRequest]) -> None:
+    """Whether requests can be queued, each of them once.
+
+    Raises:
+      ValueError: one is no request, was queued before, or is over.
+    """
+    for number, request in enumerate(requests):
+        if not isinstance(request, Asked):
+            kind = type(request).__name__
+            raise ValueError(f"requests must be what LLM.make_requests or make_searches makes, not {kind}")
+        if request.metrics is not None or request.finished or request in requests[:number]:
+            raise ValueError(f"request {request.id} was added before, or is over; try a new one")
 
 
 def group_of(
@@ -45,6 +61,6 @@ def group_of(
     chain.extend(ids)
     most = len(ids) + request.max_tokens - 1
     for sample in request.samples:
-        sequence = Sequence(sample, group, chain.twin(), len(ids), most, is_twin=sample.index > 0)
+        sequence = groups.Sequence(sample, group, chain.twin(), len(ids), most, is_twin=sample.index > 0)
         group.sequences.append(sequence)
     return group

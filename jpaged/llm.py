@@ -11,9 +11,8 @@ import importlib.metadata
 import itertools
 import os
 import sys
-import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -26,16 +25,16 @@ from jpaged.attention import resolve_backend
 from jpaged.config import BeamSearchParams, EngineConfig, SamplingParams
 from jpaged.engine import Engine
 from jpaged.hypotheses import BeamRequest
-from jpaged.intake import AnyRequest, AnySample
+from jpaged.intake import AnyRequest
 from jpaged.model import AttentionView, LoadedModel
 from jpaged.outputs import BeamSearchOutput, Delta, RequestOutput
 from jpaged.request import Request, Sample
 from jpaged.sizing import ResolvedConfig
 from jpaged.tokenizer import Message
+from jpaged.turns import Turns
 from jpaged.validate import ReadPrompt
 
 Prompt: TypeAlias = str | Sequence[int] | np.ndarray | jax.Array | Mapping[str, Any]
-Told = TypeVar("Told")
 EXAMPLES = {SamplingParams: "SamplingParams()", BeamSearchParams: "BeamSearchParams(beam_width=4, max_tokens=64)"}
 
 
@@ -59,11 +58,8 @@ class LLM:
         resolve_backend(config.backend)  # before a model is fetched and loaded for nothing
         loaded = load(os.fspath(model), config.dtype) if isinstance(model, str | os.PathLike) else model
         self.engine = Engine(loaded, config)
-        self._lock = threading.RLock()  # of all that follows and of the engine: one thread at a time steps it
-        self._next_id = 0
-        self._inboxes: dict[
-            AnyRequest, dict[AnySample, None]
-        ] = {}  # samples that changed, for whoever runs their request
+        self._turns = Turns(self.engine)
+        self._ids = itertools.count()
 
     @property
     def config(self) -> ResolvedConfig:
@@ -149,7 +145,9 @@ class LLM:
         Raises:
           ValueError: as `generate`, at the call.
         """
-        return self._run(self.make_requests(prompts, sampling_params, priority=priority, timeout=timeout), Sample.delta)
+        return self._turns.run(
+            self.make_requests(prompts, sampling_params, priority=priority, timeout=timeout), Sample.delta
+        )
 
     def make_requests(
         self,
@@ -243,8 +241,7 @@ class LLM:
                 bar.total = total
                 bar.update(done - bar.n)
 
-            with self._lock:
-                return self.engine.warmup(show, beams=beams)
+            return self._turns.alone(lambda: self.engine.warmup(show, beams=beams))
 
     @functools.cached_property
     def _all_logits(self) -> Callable[..., jax.Array]:
@@ -291,11 +288,9 @@ class LLM:
                 faults.append(f"request {index}: " + "; ".join(fault.rstrip(".") for fault in read.faults))
         if faults:
             raise ValueError("\n".join(faults))
-        with self._lock:
-            first, self._next_id = self._next_id, self._next_id + len(prompts)
         return [
             {
-                "id": id,
+                "id": next(self._ids),
                 "prompt": read.text,
                 "prompt_token_ids": read.ids,
                 "tokenizer": self.tokenizer,
@@ -304,47 +299,16 @@ class LLM:
                 "timeout": timeout,
                 "cache_salt": read.cache_salt,
             }
-            for id, rank, read, each in zip(itertools.count(first), ranks, prompts, params, strict=False)
+            for rank, read, each in zip(ranks, prompts, params, strict=True)
         ]
 
     def _run_all(self, requests: Sequence[AnyRequest], use_tqdm: bool | None) -> None:
         with tqdm(total=len(requests), unit="request", disable=_hidden(use_tqdm), leave=False) as bar:
             unfinished = set(requests)
-            for request in self._run(requests, lambda sample: sample.request):
+            for request in self._turns.run(requests, lambda sample: sample.request):
                 if request.finished and request in unfinished:
                     unfinished.remove(request)
                     bar.update()
-
-    def _run(self, requests: Sequence[AnyRequest], tell: Callable[[Any], Told]) -> Generator[Told, None, None]:
-        """Yields what ``tell`` says of each sample that a step changed. It is asked while nobody steps, so that no step
-        of another thread comes between. Whatever is left is aborted when the caller turns away."""
-        inbox: dict[AnySample, None] = {}
-        with self._lock:
-            self._inboxes |= dict.fromkeys(requests, inbox)
-        try:
-            with self._lock:
-                self.engine.add(*requests)
-            left = {request for request in requests if not request.finished}
-            while left or inbox:  # the last step may have ended several samples
-                with self._lock:
-                    if not inbox:  # nobody has stepped for us, so we step for all
-                        for sample in self.engine.step():
-                            self._inboxes.get(sample.request, {})[sample] = None
-                    if not inbox:  # somebody else may have aborted what is waited for
-                        left = {request for request in left if not request.finished}
-                        continue
-                    del inbox[sample := next(iter(inbox))]
-                    if sample.request.finished:
-                        left.discard(sample.request)
-                    told = tell(sample)
-                yield told
-        finally:
-            with self._lock:
-                for request in requests:
-                    del self._inboxes[request]
-                self.engine.abort(*requests)
-                while not self._inboxes and self.engine.has_work:
-                    self.engine.step()
 
 
 def load(name: str, dtype: str) -> LoadedModel:
@@ -369,7 +333,7 @@ def _paired(prompts: Any, params: Any, kind: type = SamplingParams) -> tuple[lis
     if not isinstance(prompts, Iterable):
         raise ValueError(f"prompts={prompts!r} must be a text, a list of ids, or a list of such; try a string")
     listed: list[Any] = [prompts]
-    if not isinstance(prompts, str | Mapping):
+    if not isinstance(prompts, str | bytes | Mapping):
         several = list(prompts)
         one_of_ids = several and all(isinstance(item, int | np.integer) for item in several)
         listed = [several] if one_of_ids else several

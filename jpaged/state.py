@@ -7,6 +7,9 @@ Here X and B are as in `plan`, and Z counts blocks that were filled.
 
 from __future__ import annotations
 
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 from flax import struct
 from jax import lax
@@ -56,6 +59,18 @@ def create(
         beams=beam.create(max_num_seqs, max_beam_width),
         done_S=jnp.ones(max_num_seqs, jnp.bool_),
     )
+
+
+def beside(weights: Any, state: DecodeState) -> DecodeState:
+    """The state on the device that has the weights.
+
+    Raises:
+      ValueError: on several devices.
+    """
+    devices = {device for leaf in jax.tree.leaves(weights) for device in leaf.devices()}
+    if len(devices) > 1:
+        raise ValueError(f"the weights are on {len(devices)} devices and this version runs on one; try loading on one")
+    return jax.device_put(state, devices.pop())
 
 
 def apply(

@@ -91,6 +91,11 @@ def test_closing_a_stream_gives_everything_back(llm):
     assert greedy(llm).token_ids == golden("llama", "golden_float32")[0]["greedy"][:8]
 
 
+def test_bytes_are_no_ids(llm):
+    with pytest.raises(ValueError, match="prompt_token_ids must be a list of ids, not bytes"):
+        llm.generate(b"ab")
+
+
 def test_every_wrong_request_is_named_before_anything_runs(llm):
     steps = llm.engine.stats.steps
     with pytest.raises(ValueError) as caught:

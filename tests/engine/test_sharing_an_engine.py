@@ -2,11 +2,16 @@
 
 import concurrent.futures
 import dataclasses
+import gc
+from typing import Any
 
 import pytest
 
 from jpaged import LLM, SamplingParams
+from jpaged.engine import Telling
+from jpaged.reading import Reader
 from jpaged.request import Sample
+from jpaged.scheduler import Scheduler
 from tests.models_tiny import SMALL, golden, is_whole, tiny
 
 CASES = golden("llama", "golden_float32")[:2]
@@ -87,6 +92,56 @@ def test_closing_one_stream_leaves_the_other_running(llm: LLM):
     closed.close()
     assert [token for delta in [begun, *kept] for token in delta.token_ids] == CASES[0]["greedy"]
     assert is_whole(llm)
+
+
+@pytest.mark.parametrize("where", [(Reader, "read"), (Scheduler, "schedule")])
+def test_a_stream_that_is_collected_in_the_middle_of_a_step_harms_nobody(
+    llm: LLM, where: tuple[type, str], monkeypatch: pytest.MonkeyPatch
+):
+    """As happens to one that is part of a cycle: in whatever line the garbage collector runs."""
+    dropped = llm.stream(PROMPTS[1], GREEDY)
+    next(dropped)
+    abandoned = [dropped]
+    abandoned.append(abandoned)
+    del dropped
+    real, collected = getattr(*where), []
+
+    def collecting(*args: Any, **options: Any) -> Any:
+        abandoned.clear()  # closes the stream, here and now
+        collected.append(1)
+        return real(*args, **options)
+
+    monkeypatch.setattr(*where, collecting)
+    (output,) = llm.generate(PROMPTS[0], GREEDY)
+    assert output.outputs[0].token_ids == CASES[0]["greedy"]
+    assert collected and is_whole(llm)
+
+
+def test_a_request_that_was_added_is_not_added_again(llm: LLM):
+    one, other, over = llm.make_requests([PROMPTS[0]] * 3, GREEDY)
+    llm.engine.abort(over)
+    llm.engine.add(one)
+    for again in ((one,), (other, other), (over,), (other, None)):
+        with pytest.raises(ValueError, match=r"was added before, or is over|must be what LLM.make_requests"):
+            llm.engine.add(*again)
+    while llm.engine.has_work:
+        llm.engine.step()
+    assert one.samples[0].token_ids == CASES[0]["greedy"] and other.metrics is None
+    assert is_whole(llm)
+
+
+def test_an_interrupt_that_comes_before_a_block_begins_is_no_failure(llm: LLM, monkeypatch: pytest.MonkeyPatch):
+    def interrupted(self: Telling) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Telling, "__enter__", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.engine.add(*llm.make_requests(PROMPTS, GREEDY))
+    monkeypatch.undo()
+    gc.collect()
+    assert llm.engine.failure is None
+    outputs = llm.generate(PROMPTS, GREEDY)
+    assert [output.outputs[0].token_ids for output in outputs] == [case["greedy"] for case in CASES]
 
 
 @pytest.mark.parametrize("kind", ["prefill", "decode"])

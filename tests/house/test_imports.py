@@ -30,7 +30,8 @@ ORDER_OF_ROOMS = """
     step scheduler < reading
     schedule step < swap
     dtypes packing reading stats swap < engine
-    weights validate engine < llm
+    intake engine < turns
+    weights validate turns < llm
 """
 
 # The host plans without a device: these do not use JAX.
