@@ -168,6 +168,7 @@ def test_heads(heads, head_dim):
 ROWS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 150)), min_size=1, max_size=5)
 
 
+@pytest.mark.one_python
 @settings(max_examples=25, deadline=None)
 @given(ROWS, st.sampled_from([1, 3, 16]), st.integers(0, 3), st.sampled_from([None, 1, 7, 64]), st.integers(0, 99))
 def test_any_ragged_batch(rows, block_size, pad, window, seed):

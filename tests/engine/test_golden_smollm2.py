@@ -28,10 +28,10 @@ OFTEN = (16, 8)
 
 
 def when(setting: tuple[int, int]) -> pytest.MarkDecorator | tuple[()]:
-    """In CI: one setting on each Python, other block sizes on one, single decode steps only on tiny models."""
+    """In CI: one setting on each Python, blocks of one token on one, and the rest only on tiny models."""
     if setting == OFTEN:
         return ()
-    return pytest.mark.every_setting if setting[1] == 1 else pytest.mark.one_python
+    return pytest.mark.one_python if setting == (1, 8) else pytest.mark.every_setting
 
 
 @pytest.fixture(scope="module")

@@ -163,4 +163,4 @@ def test_nothing_is_lost_or_the_engine_says_so():
 
 @pytest.mark.usefixtures("annotations_unchecked")
 def test_the_same_where_memory_is_short():
-    assert every_few_lines(TIGHT, LONGER, 43, range(1, 1000), 40, SHORT_OF_MEMORY) > 300
+    assert every_few_lines(TIGHT, LONGER, 101, range(1, 1000), 40, SHORT_OF_MEMORY) > 300

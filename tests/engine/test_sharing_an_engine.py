@@ -98,11 +98,10 @@ def test_closing_one_stream_leaves_the_other_running(llm: LLM):
 def test_a_stream_that_is_collected_in_the_middle_of_a_step_harms_nobody(
     llm: LLM, where: tuple[type, str], monkeypatch: pytest.MonkeyPatch
 ):
-    """As happens to one that is part of a cycle: in whatever line the garbage collector runs."""
+    """As happens to one that is part of a cycle, in whatever line the garbage collector runs."""
     dropped = llm.stream(PROMPTS[1], GREEDY)
     next(dropped)
-    abandoned = [dropped]
-    abandoned.append(abandoned)
+    abandoned = [dropped]  # by nothing else, from now on
     del dropped
     real, collected = getattr(*where), []
 
@@ -117,10 +116,12 @@ def test_a_stream_that_is_collected_in_the_middle_of_a_step_harms_nobody(
     assert collected and is_whole(llm)
 
 
+@pytest.mark.usefixtures("annotations_unchecked")
 def test_a_request_that_was_added_is_not_added_again(llm: LLM):
     one, other, over = llm.make_requests([PROMPTS[0]] * 3, GREEDY)
     llm.engine.abort(over)
     llm.engine.add(one)
+    again: Any
     for again in ((one,), (other, other), (over,), (other, None)):
         with pytest.raises(ValueError, match=r"was added before, or is over|must be what LLM.make_requests"):
             llm.engine.add(*again)

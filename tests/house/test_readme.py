@@ -73,11 +73,13 @@ def test_there_is_something_to_run():
     assert {"make decode", "make test"} <= {command for block in BLOCKS for command in commands(block)}
 
 
+@pytest.mark.one_python
 @pytest.mark.parametrize("block", of("python"))
 def test_python_block_runs(block: Block):
     run([sys.executable, "-c", block.body])
 
 
+@pytest.mark.one_python
 @pytest.mark.parametrize("block", of("bash"))
 def test_bash_block_runs(block: Block):
     for command in commands(block):
