@@ -28,10 +28,8 @@ OFTEN = (16, 8)
 
 
 def when(setting: tuple[int, int]) -> pytest.MarkDecorator | tuple[()]:
-    """In CI: one setting on each Python, blocks of one token on one, and the rest only on tiny models."""
-    if setting == OFTEN:
-        return ()
-    return pytest.mark.one_python if setting == (1, 8) else pytest.mark.every_setting
+    """In CI: one setting, and the rest only on tiny models."""
+    return () if setting == OFTEN else pytest.mark.every_setting
 
 
 @pytest.fixture(scope="module")

@@ -161,6 +161,7 @@ def test_nothing_is_lost_or_the_engine_says_so():
     assert every_few_lines({**SMALL, "num_blocks": 40}, GREEDY, 7, range(3, 4), deadline=3) > 300
 
 
+@pytest.mark.every_setting
 @pytest.mark.usefixtures("annotations_unchecked")
 def test_the_same_where_memory_is_short():
     assert every_few_lines(TIGHT, LONGER, 101, range(1, 1000), 40, SHORT_OF_MEMORY) > 300
