@@ -31,7 +31,9 @@ class StepLimits:
     cache_changes: int
 
     @classmethod
-    def of(cls, *, tokens: int, starts: int, attached: int, decode_steps: int, slots: int, block_size: int):
+    def of(
+        cls, *, tokens: int, starts: int, attached: int, decode_steps: int, slots: int, block_size: int
+    ) -> StepLimits:
         """With room for all blocks that two steps can fill, for so many may be read between one plan and the next."""
         filled = tokens // block_size + slots * -(-decode_steps // block_size)
         return cls(tokens, starts, attached, decode_steps, 2 * filled)
@@ -123,12 +125,14 @@ class Rows:
         self._num_chunks = 0
 
     def chunk(self, sequence: Sequence, start: int, count: int, *, samples: bool) -> None:
+        """Adds so many tokens of a prompt, from where it stands; before any twin."""
         self._sequences.append(sequence)
         self._numbers.append((start, count, self._num_chunks))
         self._samples.append(samples)
         self._num_chunks += 1
 
     def twin(self, sequence: Sequence, start: int, source: int, *, samples: bool) -> None:
+        """Adds what becomes the twin of a row, with so many tokens."""
         self._sequences.append(sequence)
         self._numbers.append((start, 0, source))
         self._samples.append(samples)

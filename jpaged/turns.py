@@ -32,8 +32,12 @@ class Turns:
 
     def alone(self, do: Callable[[], T]) -> T:
         """Does something while nobody steps."""
-        with self._lock, self._turn:
-            return do()
+        try:
+            with self._lock, self._turn:
+                return do()
+        finally:
+            if self._abandoned:
+                self._tidy()
 
     def run(self, requests: Sequence[AnyRequest], tell: Callable[[Any], T]) -> Generator[T, None, None]:
         """Yields what ``tell`` says of each sample that a step changed. It is asked while nobody steps, so that no step
@@ -60,13 +64,18 @@ class Turns:
                 yield told
         finally:
             self._abandoned.append(requests)
-            # A generator that nobody closes is closed by whatever thread collects garbage, and be it in the middle of a
-            # step; then that thread's turn ends what is left of it.
-            if not self._turn.is_mine:
-                with self._lock, self._turn:
-                    self._end_abandoned()
-                    while not self._inboxes and self._engine.has_work:
-                        self._engine.step()
+            self._tidy()
+
+    def _tidy(self) -> None:
+        """Ends what nobody waits for, unless it is called in the middle of a turn: a generator that nobody closes is
+        closed by whatever thread collects garbage, and be it within a step. Whose turn that is does it afterwards."""
+        if self._turn.is_mine:
+            return
+        with self._lock, self._turn:
+            self._end_abandoned()
+            while not self._inboxes and self._engine.has_work:
+                self._engine.step()
+                self._end_abandoned()
 
     def _end_abandoned(self) -> None:
         """Aborts what is left of requests for which nobody waits any more."""

@@ -13,6 +13,7 @@ import pytest
 
 import jpaged
 from jpaged import LLM, SamplingParams
+from jpaged.packing import Packer
 from tests.models_tiny import SMALL, few_shapes, golden, is_whole, tiny
 
 pytestmark = pytest.mark.one_python
@@ -165,3 +166,19 @@ def test_nothing_is_lost_or_the_engine_says_so():
 @pytest.mark.usefixtures("annotations_unchecked")
 def test_the_same_where_memory_is_short():
     assert every_few_lines(TIGHT, LONGER, 101, range(1, 1000), 40, SHORT_OF_MEMORY) > 300
+
+
+@pytest.mark.usefixtures("annotations_unchecked")
+def test_a_copy_that_was_planned_and_that_nobody_wants_any_more_is_not_made(monkeypatch: pytest.MonkeyPatch):
+    llm, pack, interrupted = fresh(None, **TIGHT), Packer.pack, []
+
+    def interrupting(self: Packer, planned: Any, shape: Any) -> Any:
+        if planned.stores and not interrupted:
+            interrupted.append(1)
+            raise KeyboardInterrupt
+        return pack(self, planned, shape)
+
+    monkeypatch.setattr(Packer, "pack", interrupting)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([case["prompt"] for case in CASES], LONGER)
+    assert interrupted and is_whole(llm)

@@ -116,6 +116,19 @@ def test_a_stream_that_is_collected_in_the_middle_of_a_step_harms_nobody(
     assert collected and is_whole(llm)
 
 
+def test_a_stream_that_is_collected_while_nobody_else_runs_anything_is_ended(llm: LLM, monkeypatch: pytest.MonkeyPatch):
+    abandoned = [llm.stream(PROMPTS[1], GREEDY)]
+    next(abandoned[0])
+
+    def collecting(*args: Any, **options: Any) -> int:
+        abandoned.clear()
+        return 0
+
+    monkeypatch.setattr(llm.engine, "warmup", collecting)
+    llm.warmup()
+    assert is_whole(llm)
+
+
 @pytest.mark.usefixtures("annotations_unchecked")
 def test_a_request_that_was_added_is_not_added_again(llm: LLM):
     one, other, over = llm.make_requests([PROMPTS[0]] * 3, GREEDY)
