@@ -1,12 +1,15 @@
 """The outside of scripts: sizes, the bar, Ctrl-C."""
 
+import contextlib
 import errno
+import logging
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -72,6 +75,72 @@ def test_an_interrupt_that_was_swallowed_is_met_by_the_next_context():
         with Interrupt():
             reached = False
     assert asked.wanted and reached
+
+
+def test_an_interrupt_that_was_swallowed_is_raised_again():
+    with Interrupt() as asked:
+        try:
+            interrupt()
+        except:  # noqa: E722 (as JAX does it)
+            reached = True
+        for _ in range(1000):
+            time.sleep(0.001)
+        pytest.fail("went on")
+    assert asked.wanted and reached
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+
+
+def test_whoever_cleans_up_is_not_disturbed():
+    cleaned = []
+
+    @contextlib.contextmanager
+    def folder() -> Iterator[None]:
+        try:
+            yield
+        finally:
+            time.sleep(0.2)
+            cleaned.append("in finally")
+
+    with Interrupt() as asked:
+        try:
+            with folder():
+                interrupt()
+        except BaseException as error:
+            time.sleep(0.2)
+            cleaned.append("in except")
+            raise ValueError("as it came back") from error
+    assert asked.wanted
+    assert cleaned == ["in finally", "in except"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_threads_of_given_up_work_fail_silently(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture):
+    def fail() -> None:
+        logging.getLogger("theirs").error("cannot go on")
+        raise ValueError("my files are gone")
+
+    def run() -> None:
+        thread = threading.Thread(target=fail)
+        thread.start()
+        thread.join()
+
+    before = threading.excepthook
+    heard = []
+    threading.excepthook = lambda failed: heard.append(failed.exc_value)
+    try:
+        with Interrupt():
+            run()
+            assert len(heard) == len(caplog.messages) == 1
+            try:
+                interrupt()
+            finally:
+                run()
+    finally:
+        threading.excepthook = before
+    assert len(heard) == len(caplog.messages) == 1
+    assert capsys.readouterr().err == ""
+    logging.getLogger("theirs").error("heard again")
+    assert len(caplog.messages) == 2
 
 
 def test_other_errors_pass():
