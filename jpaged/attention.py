@@ -1,6 +1,6 @@
 """The public attention: one function over a ragged batch, its Flax module, and the choice of a backend.
 
-It knows what each backend serves and writes the batch's new keys and values before it attends. It knows neither
+It knows what each backend serves; new keys and values are written before the batch attends. It knows neither
 requests nor engines: any Flax model can call it with a cache and block tables of its own.
 """
 
@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int32
+from jaxtyping import Array, Bool, Float, Int32
 
 from jpaged import cache as kv
-from jpaged import xla_attention
-from jpaged.cache import KVCache, Scalar
+from jpaged import tpu_attention, xla_attention
+from jpaged.cache import WORDS, KVCache, Scalar
 
 BACKENDS = ("xla", "tpu", "gpu", "tpu_interpret", "gpu_interpret")
-SERVING = ("xla",)  # the backends that this version carries
+ORDERS = {"xla": "LCKNBD", "tpu": WORDS, "tpu_interpret": WORDS}  # of the cache that each serving backend reads
 
 log = logging.getLogger(__name__)
 
@@ -37,23 +37,51 @@ def resolve_backend(backend: str | None, platform: str | None = None) -> str:
     Raises:
       ValueError: for an unknown backend, or one that cannot serve here.
     """
-    platform = platform or jax.default_backend()
+    platform = platform or _platform()
     if backend is None:
-        _announce("xla", platform)
-        return "xla"
+        best = platform if platform in ORDERS else "xla"
+        _announce(best, platform)
+        return best
     if backend not in BACKENDS:
         raise ValueError(f"{backend=} must be one of {', '.join(BACKENDS)}; try backend=None, which picks one")
-    if backend not in SERVING:
-        wanted = backend.removesuffix("_interpret")
-        absent = wanted == backend and wanted != platform
-        reason = f"needs a {wanted.upper()}, and JAX found only {platform}" if absent else "is not in this version yet"
-        raise ValueError(f"{backend=} {reason}; try backend='xla', which runs everywhere")
+    wanted = backend.removesuffix("_interpret")
+    if backend in ("tpu", "gpu") and wanted != platform:
+        raise ValueError(
+            f"{backend=} needs a {wanted.upper()}, and JAX found only {platform}; "
+            "try backend='xla', which runs everywhere"
+        )
+    if backend not in ORDERS:
+        raise ValueError(f"{backend=} is not in this version yet; try backend='xla', which runs everywhere")
     return backend
+
+
+def best_order() -> str:
+    """The order that a `KVLayout` should have here, for the best backend to read it."""
+    return ORDERS[resolve_backend(None)]
+
+
+def _backend_for(backend: str | None, layout: kv.KVLayout) -> str:
+    """As `resolve_backend`, but where nobody names one, a cache in the order of ``xla`` is read by that."""
+    if backend is None and layout.order == ORDERS["xla"]:
+        return resolve_backend("xla")
+    return resolve_backend(backend)
+
+
+def _platform() -> str:
+    """What is compiled for: the device that the mesh in use describes, which need not be here, or JAX's own."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return jax.default_backend() if device is None else device.platform
+
+
+def faults(layout: kv.KVLayout) -> list[str]:
+    """Why the backend whose order a cache has cannot serve it."""
+    return tpu_attention.faults(layout) if layout.order == WORDS else []
 
 
 @functools.cache
 def _announce(backend: str, platform: str) -> None:
-    log.info("attention backend: %s, picked because no kernel of this version serves %s", backend, platform)
+    why = "the kernels for it" if backend == platform else "no kernel of this version serves it"
+    log.info("attention backend: %s, picked for %s: %s", backend, platform, why)
 
 
 def paged_attention(
@@ -70,8 +98,12 @@ def paged_attention(
     sliding_window: Scalar | None = None,
     soft_cap: float | Float[Array, ""] | None = None,
     sinks: Float[Array, " H"] | None = None,
+    k_scale: float | Float[Array, "..."] | None = None,
+    v_scale: float | Float[Array, "..."] | None = None,
+    tree_mask: Bool[Array, "T Q"] | None = None,
     max_q_len: int | None = None,
     backend: str | None = None,
+    work: Any = None,
 ) -> tuple[Float[Array, "T H D"], KVCache]:
     """Causal attention of a ragged batch over a paged KV cache (PagedAttention, SOSP'23, section 4.1).
 
@@ -92,8 +124,13 @@ def paged_attention(
       sliding_window: Each query sees this many last tokens, its own included; may be traced.
       soft_cap: Scores become ``cap * tanh(score / cap)`` (Gemma 2, arXiv 2408.00118, section 2).
       sinks: One logit a query head that joins the softmax's denominator only (attention sinks as in gpt-oss).
+      k_scale, v_scale: What keys and values of a cache of eight bits are multiplied by when they are read, and divided
+        by when they are written: a number, or one for each KV head. Both or neither; the ``tpu`` backend only.
+      tree_mask: For speculative tokens: which of its row's queries each query sees, by their place in the row; all see
+        what is before the row's queries. ``max_q_len`` must be given, and be at most Q and 8. The ``tpu`` backend only.
       max_q_len: The most queries that any row has; static. 1 promises a decode batch. None makes no promise.
-      backend: See `resolve_backend`.
+      backend: See `resolve_backend`. None picks one that reads the cache's order (`best_order`).
+      work: What `prepare` has made of the same batch; None makes it here, in each layer anew.
 
     Returns:
       The outputs in q's dtype, and the cache.
@@ -101,20 +138,63 @@ def paged_attention(
     Raises:
       ValueError: at trace time, for a backend that does not serve, or naming every shape that does not fit.
     """
-    resolve_backend(backend)
+    backend = _backend_for(backend, cache.layout)
     _check(q, k, v, cache, block_tables, kv_lens, cu_q_lens, sinks, max_q_len)
+    _check_backend(backend, cache, k_scale, v_scale, tree_mask, max_q_len)
     batch = xla_attention.Batch(block_tables, kv_lens, cu_q_lens)
-    if k is not None and v is not None:
-        block_T, offset_T = _places(batch, q.shape[0], cache.layout)
-        cache = kv.write(cache, layer, k, v, block_T, offset_T)
     masking = xla_attention.Masking(
         sm_scale=xla_attention.default_sm_scale(q.shape[-1]) if sm_scale is None else sm_scale,
         sliding_window=sliding_window,
         soft_cap=soft_cap,
         sinks_H=sinks,
     )
-    out = xla_attention.attend(q, cache, layer, batch, masking, max_q_len=min(max_q_len or q.shape[0], q.shape[0]))
-    return out, cache
+    most = min(max_q_len or q.shape[0], q.shape[0])
+    if backend != "xla":
+        how = _plan(backend, cache.layout, q.shape[1], block_tables.shape[1], most)
+        if work is None:
+            work = tpu_attention.prepare(how, batch, num_tokens=q.shape[0], max_q_len=most)
+        quantisation = None
+        if k_scale is not None and v_scale is not None:
+            quantisation = tpu_attention.Quantisation(k_scale, v_scale)
+        return tpu_attention.attend(how, work, q, k, v, cache, layer, batch, masking, quantisation, tree_mask)
+    if k is not None and v is not None:
+        block_T, offset_T = _places(batch, q.shape[0], cache.layout)
+        cache = kv.write(cache, layer, k, v, block_T, offset_T)
+    return xla_attention.attend(q, cache, layer, batch, masking, max_q_len=most), cache
+
+
+def prepare(
+    layout: kv.KVLayout,
+    block_tables: Int32[Array, "R M"],
+    kv_lens: Int32[Array, " R"],
+    cu_q_lens: Int32[Array, " R1"],
+    *,
+    num_heads: int,
+    num_tokens: int,
+    max_q_len: int | None = None,
+    backend: str | None = None,
+) -> Any:
+    """What `paged_attention` computes of a batch whatever the layer, for its ``work``; None if that is nothing.
+
+    Args:
+      layout: Of the cache.
+      block_tables, kv_lens, cu_q_lens, max_q_len, backend: As for `paged_attention`.
+      num_heads: Query heads, H.
+      num_tokens: Queries, padding included: T.
+    """
+    backend = _backend_for(backend, layout)
+    if backend == "xla":
+        return None
+    most = min(max_q_len or num_tokens, num_tokens)
+    how = _plan(backend, layout, num_heads, block_tables.shape[1], most)
+    batch = xla_attention.Batch(block_tables, kv_lens, cu_q_lens)
+    return tpu_attention.prepare(how, batch, num_tokens=num_tokens, max_q_len=most)
+
+
+def _plan(backend: str, layout: kv.KVLayout, num_heads: int, columns: int, max_q_len: int) -> Any:
+    return tpu_attention.plan(
+        layout, num_heads=num_heads, columns=columns, max_q_len=max_q_len, interpret=backend == "tpu_interpret"
+    )
 
 
 class Rows(NamedTuple):
@@ -197,8 +277,6 @@ def _places(batch: xla_attention.Batch, num_tokens: int, layout: kv.KVLayout) ->
 
 def _check(q, k, v, cache: KVCache, block_tables, kv_lens, cu_q_lens, sinks, max_q_len) -> None:
     layout, faults = cache.layout, []
-    if layout.order != "LCKNBD":
-        faults.append(f"{layout.order=} must be 'LCKNBD' for the xla backend; try KVLayout's default")
     if (k is None) != (v is None):
         faults.append("k and v must both be given, or both be None; try None to read only")
     if q.ndim != 3 or q.shape[2] != layout.head_dim or q.shape[1] % layout.num_kv_heads:
@@ -219,5 +297,27 @@ def _check(q, k, v, cache: KVCache, block_tables, kv_lens, cu_q_lens, sinks, max
         faults.append(f"{sinks.shape=} must be [H], here {q.shape[1:2]}; try one logit for each query head")
     if max_q_len is not None and max_q_len < 1:
         faults.append(f"{max_q_len=} must be at least 1; try None")
+    if faults:
+        raise ValueError("paged_attention: " + "; ".join(faults))
+
+
+def _check_backend(backend: str, cache: KVCache, k_scale, v_scale, tree_mask, max_q_len) -> None:
+    layout, faults = cache.layout, []
+    if layout.order != ORDERS[backend]:
+        faults.append(f"{layout.order=} must be {ORDERS[backend]!r} for {backend=}; try KVLayout(order=...)")
+    if backend == "xla":
+        extra = [
+            name for name, x in (("k_scale", k_scale), ("v_scale", v_scale), ("tree_mask", tree_mask)) if x is not None
+        ]
+        faults += [f"{name} is the tpu backend's; try without" for name in extra]
+    elif layout.order == WORDS:
+        faults += tpu_attention.faults(layout)
+    if (k_scale is None) != (v_scale is None):
+        faults.append("k_scale and v_scale must both be given, or neither; try 1.0 for the other")
+    if tree_mask is not None and (max_q_len is None or max_q_len > min(tree_mask.shape[1], tpu_attention.MOST_QUERIES)):
+        most = min(tree_mask.shape[1], tpu_attention.MOST_QUERIES)
+        faults.append(
+            f"{max_q_len=} must be given with {tree_mask.shape=}, at most {most}; try fewer speculative tokens"
+        )
     if faults:
         raise ValueError("paged_attention: " + "; ".join(faults))

@@ -1,12 +1,14 @@
 """The KV memory of all layers: its layout, and the only code that writes, copies or moves it.
 
-It knows arrays and where tokens go in them. It does not know which sequence a token belongs to, nor when a block is
-free: block ids and offsets come from `tables`. NULL ids name no block, and nothing here writes through them.
+It knows arrays and where tokens go in them; what a TPU's blocks look like is `pallas_kernels.tpu.words`'s to say. It
+does not know which sequence a token belongs to, nor when a block is free: block ids and offsets come from `tables`.
+NULL ids name no block, and nothing here writes through them.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TypeAlias
 
 import jax.numpy as jnp
@@ -15,7 +17,11 @@ from flax import struct
 from jax import lax
 from jaxtyping import Array, Float, Int32
 
+from pallas_kernels.tpu import words
+
 CANONICAL = "LNBCKD"  # C is 0 for keys and 1 for values; the order in which blocks leave and enter a cache
+
+WORDS = "LNW"  # the order of the TPU kernels: blocks of 32-bit words, see `pallas_kernels.tpu.words`
 
 Scalar: TypeAlias = int | np.integer | Int32[Array, ""]
 
@@ -27,8 +33,9 @@ class KVLayout:
     Attributes:
       num_layers, num_blocks, block_size, num_kv_heads, head_dim: Sizes.
       dtype: Name of the element type.
-      order: A permutation of the letters of ``CANONICAL``. ``"LCKNBD"``, the order of the ``xla`` backend, puts the
-        tokens of one head of one block side by side, so that a gather of blocks is already batched by head.
+      order: A permutation of the letters of ``CANONICAL``, or ``WORDS``. ``"LCKNBD"``, the order of the ``xla``
+        backend, puts the tokens of one head of one block side by side, so that a gather of blocks is already batched by
+        head.
     """
 
     num_layers: int
@@ -42,13 +49,18 @@ class KVLayout:
     def __post_init__(self):
         sizes = {k: getattr(self, k) for k in ("num_layers", "num_blocks", "block_size", "num_kv_heads", "head_dim")}
         faults = [f"{name}={size} must be at least 1; try 1 or more" for name, size in sizes.items() if size < 1]
-        if sorted(self.order) != sorted(CANONICAL):
-            faults.append(f"order={self.order!r} must be a permutation of {CANONICAL!r}; try the default")
+        if self.order != WORDS and sorted(self.order) != sorted(CANONICAL):
+            faults.append(f"order={self.order!r} must be a permutation of {CANONICAL!r}, or {WORDS!r}; try the default")
+        if self.order == WORDS and not faults and self.block_size % words.per_word(self.dtype):
+            faults.append(f"block_size={self.block_size} must be a multiple of {words.per_word(self.dtype)} tokens")
         if faults:
             raise ValueError("; ".join(faults))
 
     @property
     def shape(self) -> tuple[int, ...]:
+        if self.order == WORDS:
+            tall = self.block_size // words.per_word(self.dtype)
+            return self.num_layers, self.num_blocks, tall, words.width(self.num_kv_heads, self.head_dim)
         size = dict(zip(CANONICAL, self.canonical_shape, strict=True))
         return tuple(size[axis] for axis in self.order)
 
@@ -57,11 +69,18 @@ class KVLayout:
         return self.num_layers, self.num_blocks, self.block_size, 2, self.num_kv_heads, self.head_dim
 
     @property
+    def stored_dtype(self) -> str:
+        """Name of the physical array's element type."""
+        return "int32" if self.order == WORDS else self.dtype
+
+    @property
+    def block_axis(self) -> int:
+        return self.order.index("N")
+
+    @property
     def bytes_per_block(self) -> int:
-        """Bytes of one block in all layers, keys and values."""
-        return (
-            self.num_layers * self.block_size * 2 * self.num_kv_heads * self.head_dim * jnp.dtype(self.dtype).itemsize
-        )
+        """Bytes of one block in all layers, keys, values and padding."""
+        return math.prod(self.shape) // self.num_blocks * jnp.dtype(self.stored_dtype).itemsize
 
     def index(self, **at: object) -> tuple:
         """An index into the physical array from one entry per named axis; an axis not named is taken whole."""
@@ -82,7 +101,7 @@ class KVCache(struct.PyTreeNode):
 
 def create(layout: KVLayout) -> KVCache:
     """Returns a cache of zeros."""
-    return KVCache(jnp.zeros(layout.shape, layout.dtype), layout)
+    return KVCache(jnp.zeros(layout.shape, layout.stored_dtype), layout)
 
 
 def write(
@@ -95,7 +114,7 @@ def write(
 ) -> KVCache:
     """Stores the key and value of each token at its (block, offset); a token whose block is NULL is dropped.
 
-    No two tokens may name the same place.
+    No two tokens may name the same place. Not for ``WORDS``, whose kernels write.
     """
     fresh_TCKD = jnp.stack([k_TKD, v_TKD], axis=1).astype(cache.data.dtype)
     at = cache.layout.index(L=layer, N=block_T, B=offset_T)
@@ -110,7 +129,7 @@ def copy_blocks(cache: KVCache, src_J: Int32[Array, " J"], dst_J: Int32[Array, "
 
     The trip count is the number of real copies, so a step without any pays nothing, and each copy is in place.
     """
-    axis, null = cache.layout.order.index("N"), cache.layout.num_blocks
+    axis, null = cache.layout.block_axis, cache.layout.num_blocks
     real_J = dst_J < null
     first_J = jnp.argsort(~real_J, stable=True)
 
@@ -123,14 +142,14 @@ def copy_blocks(cache: KVCache, src_J: Int32[Array, " J"], dst_J: Int32[Array, "
 
 def read_blocks(cache: KVCache, ids_J: Int32[Array, " J"]) -> Array:
     """Blocks as they leave a cache: [J, L, B, C, K, D], canonical but for the block, which is first; NULL reads 0."""
-    axis = cache.layout.order.index("N")
+    axis = cache.layout.block_axis
     taken = jnp.take(cache.data, ids_J, axis=axis, mode="fill", fill_value=0)
     return jnp.moveaxis(unpack(cache.layout, taken), CANONICAL.index("N"), 0)
 
 
 def write_blocks(cache: KVCache, ids_J: Int32[Array, " J"], blocks_JLBCKD: Array) -> KVCache:
     """Puts blocks back that `read_blocks` has read, in other places; NULL drops them. No id may occur twice."""
-    layout, at = cache.layout, cache.layout.order.index("N")
+    layout, at = cache.layout, cache.layout.block_axis
     fresh = pack(layout, jnp.moveaxis(blocks_JLBCKD, 0, CANONICAL.index("N")))
     index = (slice(None),) * at + (ids_J,)
     return cache.replace(data=cache.data.at[index].set(fresh, mode="drop", unique_indices=True))
@@ -138,9 +157,16 @@ def write_blocks(cache: KVCache, ids_J: Int32[Array, " J"], blocks_JLBCKD: Array
 
 def pack(layout: KVLayout, blocks_LNBCKD: Array) -> Array:
     """Turns blocks in canonical order into the layout's order; any number of them."""
-    return blocks_LNBCKD.transpose([CANONICAL.index(axis) for axis in layout.order])
+    if layout.order != WORDS:
+        return blocks_LNBCKD.transpose([CANONICAL.index(axis) for axis in layout.order])
+    flat_LNBF = blocks_LNBCKD.reshape(*blocks_LNBCKD.shape[:3], -1)
+    padding = words.width(layout.num_kv_heads, layout.head_dim) - flat_LNBF.shape[-1]
+    return words.to_words(jnp.pad(flat_LNBF, ((0, 0), (0, 0), (0, 0), (0, padding))))
 
 
 def unpack(layout: KVLayout, data: Array) -> Array:
     """The inverse of `pack`."""
-    return data.transpose([layout.order.index(axis) for axis in CANONICAL])
+    if layout.order != WORDS:
+        return data.transpose([layout.order.index(axis) for axis in CANONICAL])
+    flat_LNBF = words.from_words(data, layout.dtype)[..., : 2 * layout.num_kv_heads * layout.head_dim]
+    return flat_LNBF.reshape(*flat_LNBF.shape[:3], 2, layout.num_kv_heads, layout.head_dim)

@@ -78,7 +78,11 @@ class Engine:
         spec, vocab = loaded.model.spec, loaded.model.spec.vocab_size
         self.config = settled = sizing.resolve(spec, dtypes.of_weights(loaded, config))
         self.layout = sizing.layout(
-            spec, num_blocks=settled.num_blocks, block_size=settled.block_size, dtype=settled.dtype
+            spec,
+            num_blocks=settled.num_blocks,
+            block_size=settled.block_size,
+            dtype=settled.dtype,
+            backend=settled.backend,
         )
         self.buckets = buckets.make(
             settled.max_num_seqs, settled.max_num_batched_tokens, dtypes.min_rows(settled.dtype)

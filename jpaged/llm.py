@@ -255,7 +255,7 @@ class LLM:
                 kv_lens_R=count[None],
                 cu_q_lens_R1=jnp.stack([jnp.zeros_like(count), count]),
                 backend=backend,
-            )
+            ).prepared(model.spec, tokens_T.shape[0])
             hidden_TE, _ = model.hidden(weights, tokens_T, view.rows(tokens_T.shape[0]).position_T, view)
             return model.logits(weights, hidden_TE)
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 from flax import struct
 from jaxtyping import Array, Float, Float32, Int32
 
-from jpaged.attention import Rows, paged_attention, token_rows
+from jpaged.attention import Rows, paged_attention, prepare, token_rows
 from jpaged.cache import KVCache, Scalar
 from jpaged.tokenizer.protocol import Tokenizer
 
@@ -26,12 +26,14 @@ class ModelSpec:
     Attributes:
       name: For messages and reports.
       num_layers, num_kv_heads, head_dim: Of the KV cache: L, K, D.
+      num_heads: Query heads: H.
       vocab_size: Ids that the logits cover, V.
       max_model_len: Positions that the model was trained for.
     """
 
     name: str
     num_layers: int
+    num_heads: int
     num_kv_heads: int
     head_dim: int
     vocab_size: int
@@ -46,6 +48,7 @@ class AttentionView(struct.PyTreeNode):
       block_tables_RM, kv_lens_R, cu_q_lens_R1: See `paged_attention`.
       backend: Static.
       max_q_len: Static; see `paged_attention`.
+      work: What `prepared` adds.
     """
 
     cache: KVCache
@@ -54,6 +57,21 @@ class AttentionView(struct.PyTreeNode):
     cu_q_lens_R1: Int32[Array, " R1"]
     backend: str | None = struct.field(pytree_node=False, default=None)
     max_q_len: int | None = struct.field(pytree_node=False, default=None)
+    work: Any = None
+
+    def prepared(self, spec: ModelSpec, num_tokens: int) -> AttentionView:
+        """The same with what the layers of ``num_tokens`` queries share computed: once, outside of a scan over them."""
+        work = prepare(
+            self.cache.layout,
+            self.block_tables_RM,
+            self.kv_lens_R,
+            self.cu_q_lens_R1,
+            num_heads=spec.num_heads,
+            num_tokens=num_tokens,
+            max_q_len=self.max_q_len,
+            backend=self.backend,
+        )
+        return self.replace(work=work)
 
     def attend(
         self,
@@ -75,6 +93,7 @@ class AttentionView(struct.PyTreeNode):
             self.cu_q_lens_R1,
             max_q_len=self.max_q_len,
             backend=self.backend,
+            work=self.work,
             **options,
         )
         return out, self.replace(cache=cache)

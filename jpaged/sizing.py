@@ -10,7 +10,7 @@ import os
 
 import jax
 
-from jpaged import dtypes
+from jpaged import attention, dtypes
 from jpaged.cache import KVLayout
 from jpaged.config import DType, EngineConfig
 from jpaged.model import ModelSpec
@@ -41,7 +41,9 @@ def resolve(spec: ModelSpec, config: EngineConfig) -> ResolvedConfig:
             f"max_model_len={longest} must be at most {spec.max_model_len}, what {spec.name} was trained for; try less"
         )
     num_blocks, dtype = config.num_blocks, dtypes.resolve(config.dtype)
-    block_bytes = layout(spec, num_blocks=1, block_size=config.block_size, dtype=dtype).bytes_per_block
+    one = layout(spec, num_blocks=1, block_size=config.block_size, dtype=dtype, backend=config.backend)
+    faults += attention.faults(one)
+    block_bytes = one.bytes_per_block
     if num_blocks is None:
         wanted = config.max_num_seqs * -(-longest // config.block_size)
         room = config.kv_cache_memory // block_bytes if config.kv_cache_memory else free_bytes() // block_bytes
@@ -67,9 +69,10 @@ def resolve(spec: ModelSpec, config: EngineConfig) -> ResolvedConfig:
     return ResolvedConfig(**{**given, **settled})
 
 
-def layout(spec: ModelSpec, *, num_blocks: int, block_size: int, dtype: str) -> KVLayout:
-    """The KV cache of a model at these sizes."""
-    return KVLayout(spec.num_layers, num_blocks, block_size, spec.num_kv_heads, spec.head_dim, dtype)
+def layout(spec: ModelSpec, *, num_blocks: int, block_size: int, dtype: str, backend: str | None) -> KVLayout:
+    """The KV cache of a model at these sizes, in the order of the backend that will run."""
+    order = attention.ORDERS[attention.resolve_backend(backend)]
+    return KVLayout(spec.num_layers, num_blocks, block_size, spec.num_kv_heads, spec.head_dim, dtype, order)
 
 
 def free_bytes() -> int:

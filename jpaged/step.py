@@ -184,7 +184,7 @@ class Steps:
             cu_q_lens_R1=cu_q_lens_R1,
             backend=self._backend,
             max_q_len=max_q_len,
-        )
+        ).prepared(self._model.spec, num_tokens)
         rows = view.rows(num_tokens)
         slot_T = plan.slots_R.at[rows.row_T].get(mode="fill", fill_value=state.done_S.shape[0])
         tokens_T = state.history_SP.at[slot_T, rows.position_T].get(mode="fill", fill_value=0)

@@ -88,6 +88,7 @@ class Llama:
         self.spec = ModelSpec(
             name=name,
             num_layers=config.num_layers,
+            num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             vocab_size=config.vocab_size,

@@ -42,6 +42,7 @@ def paged_attention(
     sliding_window: int | None = None,
     soft_cap: float | None = None,
     sinks_H: np.ndarray | None = None,
+    tree_TQ: np.ndarray | None = None,
 ) -> np.ndarray:
     """Causal attention of a ragged batch through block tables, over one layer that holds its new tokens already.
 
@@ -55,6 +56,7 @@ def paged_attention(
       sliding_window: A query sees only this many last positions, its own included.
       soft_cap: ``cap · tanh(score / cap)``.
       sinks_H: One sink logit a head.
+      tree_TQ: Which of its row's queries each query sees, by their place in the row; without, itself and those before.
 
     Returns:
       Outputs [T, H, D] in float64; zeros for queries that no row owns.
@@ -67,7 +69,12 @@ def paged_attention(
         for t in range(first, last):
             position = int(kv_len) - (last - t)
             oldest = 0 if sliding_window is None else max(0, position - sliding_window + 1)
-            seen = [(block_tables_RM[row, p // block_size], p % block_size) for p in range(oldest, position + 1)]
+            positions = list(range(oldest, position + 1))
+            if tree_TQ is not None:
+                begin = int(kv_len) - (last - first)
+                own = [begin + j for j in range(last - first) if tree_TQ[t, j]]
+                positions = [p for p in positions if p < begin] + own
+            seen = [(block_tables_RM[row, p // block_size], p % block_size) for p in positions]
             for head in range(num_heads):
                 kv_head = head // (num_heads // num_kv_heads)
                 k_PD = np.array([kv_NBCKD[block, offset, 0, kv_head] for block, offset in seen])

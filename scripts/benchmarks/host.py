@@ -25,7 +25,13 @@ class _NoModel:
 
     def __init__(self, max_model_len: int):
         self.spec = ModelSpec(
-            "nothing", num_layers=1, num_kv_heads=1, head_dim=1, vocab_size=258, max_model_len=max_model_len
+            "nothing",
+            num_layers=1,
+            num_heads=1,
+            num_kv_heads=1,
+            head_dim=1,
+            vocab_size=258,
+            max_model_len=max_model_len,
         )
 
 

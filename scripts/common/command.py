@@ -68,6 +68,20 @@ def complain(problem: object) -> None:
     say("; ".join(filter(None, map(str.strip, str(problem).splitlines()))))
 
 
+def chosen(flag: str, known: Sequence[str]) -> tuple[str, ...]:
+    """The names that a flag lists; all that are known if it says "all".
+
+    Raises:
+      ValueError: one of them is not known.
+    """
+    given = tuple(flags.FLAGS[flag].value or ())
+    if given == ("all",):
+        return tuple(known)
+    if unknown := [name for name in given if name not in known]:
+        raise ValueError(f"--{flag}={unknown[0]} must be among {', '.join(known)}, or be all")
+    return given
+
+
 def start_jax() -> None:
     """Imports JAX and meets the devices.
 

@@ -76,7 +76,9 @@ class Toy:
     """
 
     def __init__(self, vocab: int):
-        self.spec = ModelSpec("toy", num_layers=1, num_kv_heads=1, head_dim=vocab, vocab_size=vocab, max_model_len=64)
+        self.spec = ModelSpec(
+            "toy", num_layers=1, num_heads=1, num_kv_heads=1, head_dim=vocab, vocab_size=vocab, max_model_len=64
+        )
 
     def hidden(self, weights: Any, tokens_T: jax.Array, positions_T: jax.Array, view: Any) -> tuple[jax.Array, Any]:
         one_hot_TV = jax.nn.one_hot(tokens_T, self.spec.vocab_size, dtype=jnp.float32)

@@ -28,6 +28,7 @@ esac
 """
 ABSENT = "#!/usr/bin/env bash\nexit 127\n"
 MADE, INSTALLED, INSTALLED_DEV = "-m venv .venv", "install -e .", "install -e .[dev]"
+COMPILER = "install --quiet --no-deps --target .venv/libtpu libtpu==0.0.52"
 
 
 class Machine:
@@ -100,7 +101,7 @@ def test_the_first_time_makes_it_and_the_second_does_nothing(machine: Machine):
 def test_extras_are_added_and_never_taken_away(machine: Machine):
     machine.set_up()
     machine.set_up("dev")
-    assert machine.did == [INSTALLED_DEV]
+    assert machine.did == [INSTALLED_DEV, COMPILER]
     machine.set_up()
     assert machine.did == []
 
@@ -111,7 +112,7 @@ def test_changed_declarations_are_installed_again(machine: Machine, name: str):
     with (machine.checkout / name).open("a") as file:
         file.write("# changed\n")
     machine.set_up()
-    assert machine.did == [INSTALLED_DEV]
+    assert machine.did == [INSTALLED_DEV, COMPILER]
 
 
 def test_a_folder_of_somebody_else_is_left_alone(machine: Machine):

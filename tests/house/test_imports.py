@@ -18,12 +18,13 @@ ORDER_OF_PACKAGES = (*PACKAGES, SCRIPTS)
 # know each other. Only jpaged/__init__.py, which is the front door and no room, may import them all.
 ORDER_OF_ROOMS = """
     checks < config
-    types config < blocks < tables < cache < xla_attention < attention < model sampling < beam < plan < state < step
+    types config < blocks < tables < cache < xla_attention < tpu_attention < attention < model sampling
+    model sampling < beam < plan < state < step
     types config < prefix < groups ledger < schedule seats < scheduler
     tables scheduler < audit < engine
     types config < tokenizer weights < model
     types config tokenizer < outputs < asked < request hypotheses
-    config tokenizer model < dtypes < sizing < validate
+    config tokenizer attention model < dtypes < sizing < validate
     outputs scheduler < stats
     prefix groups request hypotheses < intake
     buckets plan schedule sizing intake < packing < reading

@@ -8,7 +8,7 @@ from jpaged import sizing
 from jpaged.config import EngineConfig
 from jpaged.model import ModelSpec
 
-SPEC = ModelSpec("toy", num_layers=2, num_kv_heads=3, head_dim=8, vocab_size=100, max_model_len=1000)
+SPEC = ModelSpec("toy", num_layers=2, num_heads=3, num_kv_heads=3, head_dim=8, vocab_size=100, max_model_len=1000)
 BLOCK_BYTES = 2 * 2 * 3 * 8 * 16 * 4  # layers, keys and values, heads, width, tokens, bytes
 
 

@@ -1,0 +1,116 @@
+"""The ``tpu`` backend: `pallas_kernels.tpu` for a batch as `paged_attention` has it.
+
+It knows which caches the kernels serve, quantises what is written to those of eight bits, and keeps apart what is
+computed once a step. ``tpu_interpret`` is the same in JAX's TPU interpreter, on any machine, for tests.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int32, Shaped
+
+from jpaged.cache import KVCache, KVLayout, Scalar
+from jpaged.xla_attention import Batch, Masking
+from pallas_kernels.tpu import attention as kernels
+from pallas_kernels.tpu import chips
+
+INT8_MOST = 127
+MOST_QUERIES = kernels.MOST_QUERIES  # of a row, for a tree mask
+
+
+class Quantisation(NamedTuple):
+    """What stored keys and values are multiplied by: a number, or one for each KV head."""
+
+    k_scale: float | Float[Array, "..."]
+    v_scale: float | Float[Array, "..."]
+
+
+def faults(layout: KVLayout) -> list[str]:
+    """Why the kernels cannot serve a cache."""
+    return memory(layout).faults()
+
+
+def memory(layout: KVLayout) -> kernels.Memory:
+    """What a block of the cache holds."""
+    return kernels.Memory(layout.num_kv_heads, layout.head_dim, layout.block_size, layout.dtype)
+
+
+def plan(layout: KVLayout, *, num_heads: int, columns: int, max_q_len: int, interpret: bool) -> kernels.Plan:
+    """How batches of such shapes are done."""
+    return kernels.plan(
+        memory(layout),
+        num_heads=num_heads,
+        columns=columns,
+        max_q_len=max_q_len,
+        interpret=chips.interpreter() if interpret else False,
+    )
+
+
+def prepare(how: kernels.Plan, batch: Batch, *, num_tokens: int, max_q_len: int) -> kernels.Work:
+    """What is the same in all layers of a step."""
+    return kernels.prepare(
+        how, batch.block_tables_RM, batch.kv_lens_R, batch.cu_q_lens_R1, num_tokens=num_tokens, max_q_len=max_q_len
+    )
+
+
+def attend(
+    how: kernels.Plan,
+    work: kernels.Work,
+    q_THD: Float[Array, "T H D"],
+    k_TKD: Float[Array, "T K D"] | None,
+    v_TKD: Float[Array, "T K D"] | None,
+    cache: KVCache,
+    layer: Scalar,
+    batch: Batch,
+    masking: Masking,
+    quantisation: Quantisation | None,
+    tree_mask_TQ: Bool[Array, "T Q"] | None,
+) -> tuple[Float[Array, "T H D"], KVCache]:
+    """Writes the batch's KV and attends; padding queries give zeros."""
+    if not q_THD.shape[0]:
+        return q_THD, cache
+    kv_TF = None
+    if k_TKD is not None and v_TKD is not None:
+        kv_TF = _stored(k_TKD, v_TKD, cache.layout, quantisation)
+    scales = (None, None)
+    if quantisation is not None:
+        heads = cache.layout.num_kv_heads
+        scales = tuple(jnp.broadcast_to(jnp.asarray(s, jnp.float32), (heads,)) for s in quantisation)
+    options = kernels.Options(
+        sm_scale=masking.sm_scale,
+        sliding_window=None if masking.sliding_window is None else jnp.asarray(masking.sliding_window, jnp.int32),
+        soft_cap=masking.soft_cap,
+        sinks_H=masking.sinks_H,
+        k_scale=scales[0],
+        v_scale=scales[1],
+        tree_RQ=None if tree_mask_TQ is None else _bits(tree_mask_TQ, batch, how.few),
+    )
+    out_THD, data = kernels.attend(how, work, q_THD, kv_TF, cache.data, jnp.asarray(layer, jnp.int32), options)
+    owned_T = jnp.arange(q_THD.shape[0], dtype=jnp.int32) < batch.cu_q_lens_R1[-1]
+    out_THD = jnp.where(owned_T[:, None, None], out_THD, jnp.zeros_like(out_THD))
+    return out_THD.astype(q_THD.dtype), cache.replace(data=data)
+
+
+def _stored(k_TKD: Array, v_TKD: Array, layout: KVLayout, quantisation: Quantisation | None) -> Shaped[Array, "T F"]:
+    """New keys and values as the cache holds them, keys of all heads before values."""
+    halves, dtype = [], jnp.dtype(layout.dtype)
+    for tokens, scale in zip((k_TKD, v_TKD), quantisation or (None, None), strict=True):
+        if scale is not None:
+            scale_1K1 = jnp.broadcast_to(jnp.asarray(scale, jnp.float32), (layout.num_kv_heads,))[None, :, None]
+            tokens = tokens.astype(jnp.float32) / scale_1K1
+        if dtype == jnp.int8:
+            tokens = jnp.clip(jnp.round(tokens.astype(jnp.float32)), -INT8_MOST, INT8_MOST)
+        halves.append(tokens.astype(dtype).reshape(tokens.shape[0], -1))
+    kv = jnp.concatenate(halves, axis=1)
+    padding = kernels.words.width(layout.num_kv_heads, layout.head_dim) - kv.shape[1]
+    return jnp.pad(kv, ((0, 0), (0, padding)))
+
+
+def _bits(tree_mask_TQ: Array, batch: Batch, few: int) -> Int32[Array, " RQ"]:
+    """The mask of each row's queries as bits, rows of ``few`` queries one after another."""
+    shift_Q = jnp.arange(tree_mask_TQ.shape[1], dtype=jnp.int32)
+    bits_T = jnp.sum(tree_mask_TQ.astype(jnp.int32) << shift_Q[None, :], axis=1, dtype=jnp.int32)
+    token_RQ = batch.cu_q_lens_R1[:-1, None] + jnp.arange(few, dtype=jnp.int32)[None, :]
+    return bits_T.at[token_RQ].get(mode="fill", fill_value=0).reshape(-1)

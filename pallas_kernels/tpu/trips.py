@@ -1,0 +1,374 @@
+"""The loop that streams a ragged batch's KV through VMEM, whatever is done with it there.
+
+One loop does all rows of a core, P chunks a trip (`walk`). While a trip computes, the blocks of a later one are on
+their way; what is ordered stands between the products, in the same basic block, because it takes the scalar unit as
+long as the matrix unit takes for its part. Only what happens once a row is behind a branch.
+
+Blocks that hold nothing of a row are never ordered. What lies in their place in VMEM, and behind the last token of a
+block, may be anything, and so is kept out of the scores by a mask and out of the values by zeros.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Array
+
+from pallas_kernels.tpu import words
+from pallas_kernels.tpu.heads import HeadGroups
+from pallas_kernels.tpu.walk import FIELDS, Count, Cut, Item, TableReader, Walk, halves
+from pallas_kernels.tpu.words import LANES, SUBLANES
+
+PIECE = 512  # lanes that are changed at once, for registers to suffice
+MASKED = -1e30  # finite, so that a chunk that a query sees nothing of merges without NaN
+
+Orders: TypeAlias = list[Callable[[], None]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Tiling:
+    """What a kernel may choose.
+
+    Attributes:
+      chunk: Tokens of KV that are one item of work.
+      items: Items of a trip.
+      buffers: Trips whose KV has room in VMEM; a power of two.
+      lanes: Lanes that a product takes at once.
+      early: The share of a trip's orders that stands between the products with the keys.
+      staged: Whether scores wait in VMEM rather than in registers.
+      rows: Rows of queries that a prefill's product takes at once.
+      vmem: Bytes of VMEM that the kernel may take; None is the compiler's own limit.
+    """
+
+    chunk: int
+    items: int
+    buffers: int
+    lanes: int
+    early: float = 1.0
+    staged: bool = True
+    rows: int = 256
+    vmem: int | None = None
+
+
+class Features(NamedTuple):
+    """What a kernel is compiled with."""
+
+    writes: bool
+    window: bool
+    soft_cap: bool
+    sinks: bool
+    scales: bool
+    tree: bool
+
+
+class Scratch(NamedTuple):
+    """A core's own memory; i counts trips, p the items of a trip."""
+
+    ring: Any  # SMEM, the walk's
+    ids: Any  # SMEM [2·P, ids]: parts of the block tables
+    kv: Any  # [buffers·P, Y, W, F] words
+    q: Any  # [buffers·P, Q, Z, X]
+    new: Any  # [buffers·P, Q, 1, F] words; None if nothing is written
+    out: Any  # [2·P, Q, Z, X]
+    top: Any  # [U, V, 128]: the running maximum of each row
+    total: Any  # [U, V, 128]: the running sum of the weights
+    sum: Any  # [U, V, X]: the running weighted sum of the values
+    ids_there: Any
+    kv_there: Any
+    new_there: Any
+    kv_gone: Any
+    out_gone: Any
+    own: dict[str, Any]  # what a kind of trip needs besides
+
+
+class Far(NamedTuple):
+    """Refs to HBM."""
+
+    q: Any
+    new: Any
+    out: Any
+    blocks: Any  # of the layer
+
+
+class Settings(NamedTuple):
+    """What a kernel is compiled for."""
+
+    heads: HeadGroups
+    dtype: str
+    cut: Cut
+    tiling: Tiling
+    features: Features
+
+
+class Operands(NamedTuple):
+    """Refs that the arithmetic reads; None if there are none."""
+
+    floats: Any  # SMEM: the factor on the scores, the cap
+    sinks: Any  # [U, V, 128]
+    scales: Any  # [2, U, V, 128]
+    tree: Any  # SMEM [R·Q]
+
+
+class Trips:
+    """The loop of one core. What a trip does with the KV that has come is a subclass's."""
+
+    def __init__(
+        self, settings: Settings, walk: Walk, reader: TableReader, far: Far, mine: Scratch, operands: Operands
+    ):
+        self.heads, dtype, self.cut, self.tiling, self.features = settings
+        self.walk, self.reader, self.far, self.mine = walk, reader, far, mine
+        self.floats, self.sinks, self.scales, self.tree = operands
+        self.dtype = jnp.dtype(dtype)
+        self.per_word = words.per_word(dtype)
+        self.num_words = self.cut.block // self.per_word
+        self.tile = min(SUBLANES, self.num_words)  # words of the smallest piece that is read, changed and written
+        self.ahead = self.tiling.buffers - 1
+
+    @staticmethod
+    def scratch(settings: Settings) -> dict[str, Any]:
+        """Memory that this kind of trip needs besides: `Scratch.own`."""
+        return {}
+
+    def run(self, begin: Count, end: Count) -> None:
+        walk, cut = self.walk, self.cut
+        num_places = self.mine.ring.shape[0] // FIELDS
+        lax.fori_loop(0, num_places, lambda place, _: walk.clear(place), None)
+        item = self._lead(jnp.int32(0), walk.enter(begin, end), end)
+        for i in range(self.ahead):
+            item = self._lead(jnp.int32(i + 1), item, end)
+            for order in self._orders(jnp.int32(i)):
+                order()
+        for state in (self.mine.top, self.mine.total, self.mine.sum):
+            state[...] = jnp.zeros_like(state)
+
+        def trip(carry: tuple[Count, Item, Array]) -> tuple[Count, Item, Array]:
+            i, item, _ = carry
+            for p in range(cut.items):
+                self._await(i, p)
+            for p in range(cut.items):
+                self._once_a_row(i, p)
+            item = self._lead(i + self.ahead + 1, item, end)
+            self._attend(i, self._orders(i + self.ahead))
+            return i + 1, item, walk.is_row(walk.item(i + 1, 0).row)
+
+        start = jnp.int32(0), item, walk.is_row(walk.item(jnp.int32(0), 0).row)
+        count, _, _ = lax.while_loop(lambda carry: carry[2], trip, start)
+        for p in range(cut.items):
+            self._finish(count, p)
+            item = walk.item(count - 1, p)
+            for copy, there in self._out_copies(count - 1, p, item):
+                pl.when(walk.is_last(item) & there)(copy.wait)
+            self.reader.copy(count + self.ahead, p, walk.item(count + self.ahead, p)).wait()
+
+    def _lead(self, i: Count, item: Item, end: Count) -> Item:
+        for p in range(self.cut.items):
+            self.walk.note(i, p, item)
+            self.reader.copy(i, p, item).start()
+            item = self.walk.after(item, end)
+        return item
+
+    def _slot(self, i: Count, p: int) -> Count:
+        return (i & (self.tiling.buffers - 1)) * self.cut.items + p
+
+    def _buffer(self, i: Count) -> Count:
+        return i & (self.tiling.buffers - 1)
+
+    def _orders(self, i: Count) -> list[Callable[[], None]]:
+        """All copies that trip i needs, each small."""
+        orders: list[Callable[[], None]] = []
+        for p in range(self.cut.items):
+            item = self.walk.item(i, p)
+            self.reader.copy(i, p, item).wait()
+            read = self.reader.reader(i, p, item)
+            begin, end = self.walk.blocks(item)
+            orders.append(functools.partial(self._order_rows, i, p, item, read))
+            orders += [functools.partial(self._order_block, i, p, k, begin, end, read) for k in range(self.cut.blocks)]
+        return orders
+
+    def _order_block(self, i: Count, p: int, k: int, begin: Count | int, end: Count, read: Any) -> None:
+        seen = k < end if isinstance(begin, int) else (k >= begin) & (k < end)
+
+        @pl.when(seen)
+        def _() -> None:
+            source, target = self.far.blocks.at[read(k)], self.mine.kv.at[self._slot(i, p), k]
+            pltpu.make_async_copy(source, target, self.mine.kv_there.at[self._buffer(i), p]).start()
+
+    def _order_rows(self, i: Count, p: int, item: Item, read: Any) -> None:
+        for copy, there in self._q_copies(i, p, item):
+            pl.when(there)(copy.start)
+        if not self.features.writes:
+            return
+        for copy, there in self._new_copies(i, p, item):
+            pl.when(there & self.walk.has_new(item))(copy.start)
+        for k, place in enumerate(self.walk.new_places(item)[: 2 if self.cut.queries > 1 else 1]):
+            block = jnp.clip(place >> (self.cut.block.bit_length() - 1), 0, self.cut.blocks - 1)
+            self.walk.note_block(i, p, k, read(block))
+
+    def _queries(self, item: Item) -> Any:
+        return jnp.where(self.walk.is_row(item.row), self.walk.queries(item.row), 0)
+
+    def _row_copies(self, item: Item, near: Any, far: Any, outward: bool, semaphore: Any) -> list[tuple[Any, Any]]:
+        """Copies of what there is for each query of a row, and whether they are to be made."""
+        copies, first = [], self.walk.first_query(item.row)
+        for begin, size, there in halves(self._queries(item), self.cut.queries):
+            ends = near.at[pl.ds(begin, size)], far.at[pl.ds(first + begin, size)]
+            source, target = ends if outward else ends[::-1]
+            copies.append((pltpu.make_async_copy(source, target, semaphore), there))
+        return copies
+
+    def _q_copies(self, i: Count, p: int, item: Item) -> list[tuple[Any, Any]]:
+        there = self.mine.kv_there.at[self._buffer(i), p]
+        return self._row_copies(item, self.mine.q.at[self._slot(i, p)], self.far.q, False, there)
+
+    def _new_copies(self, i: Count, p: int, item: Item) -> list[tuple[Any, Any]]:
+        there = self.mine.new_there.at[self._buffer(i), p]
+        return self._row_copies(item, self.mine.new.at[self._slot(i, p)], self.far.new, False, there)
+
+    def _out_copies(self, i: Count, p: int, item: Item) -> list[tuple[Any, Any]]:
+        gone = self.mine.out_gone.at[i & 1, p]
+        return self._row_copies(item, self.mine.out.at[(i & 1) * self.cut.items + p], self.far.out, True, gone)
+
+    def _await(self, i: Count, p: int) -> None:
+        item = self.walk.item(i, p)
+        begin, end = self.walk.blocks(item)
+        for _, size, there in halves(end - begin, self.cut.blocks):
+            piece = self.mine.kv.at[self._slot(i, p), pl.ds(0, size)]
+            pl.when(there)(pltpu.make_async_copy(piece, piece, self.mine.kv_there.at[self._buffer(i), p]).wait)
+        for copy, there in self._q_copies(i, p, item):
+            pl.when(there)(copy.wait)
+
+    def _finish(self, i: Count, p: int) -> None:
+        """Sends off what trip i − 1 has finished, and makes sure that what trip i − 2 has sent has gone."""
+        walk, before = self.walk, self.walk.item(i - 2, p)
+        for copy, there in self._out_copies(i - 2, p, before):
+            pl.when(walk.is_last(before) & there)(copy.wait)
+        item = walk.item(i - 1, p)
+        if self.features.writes:
+            for copy, there in self._write_copies(i - 1, p, item):
+                pl.when(walk.has_new(item) & there)(copy.wait)
+        for copy, there in self._out_copies(i - 1, p, item):
+            pl.when(walk.is_last(item) & there)(copy.start)
+
+    def _once_a_row(self, i: Count, p: int) -> None:
+        """What happens where a row begins or ends, before the arithmetic of its chunk."""
+        raise NotImplementedError
+
+    def _attend(self, i: Count, orders: Orders) -> None:
+        """The arithmetic of a trip, and between it the orders for a later one."""
+        raise NotImplementedError
+
+    def _settle(self, i: Count, p: int, item: Item) -> None:
+        """Makes the chunk readable: zeroes for values of tokens that nobody sees, and new tokens in their place."""
+        walk = self.walk
+        if self.features.window:
+            pl.when(walk.is_first(item))(lambda: self._zero(i, p, 0, walk.blocks(item)[0] * self.num_words))
+        once = self.cut.queries == 1 or not self.features.writes  # new tokens of several queries may lie in two chunks
+        if not once:
+            pl.when(walk.has_new(item))(lambda: self._put(i, p, item))
+
+        @pl.when(walk.is_last(item))
+        def _() -> None:
+            if once:
+                self._put(i, p, item)
+            used = (walk.in_chunk(item) + self.per_word - 1) // self.per_word
+            self._zero(i, p, (used + self.tile - 1) & -self.tile, self.cut.chunk // self.per_word)
+
+    def _tile_of(self, place: Count) -> tuple[Count, Count]:
+        """The block and the first word in it of the tile that holds a place of the chunk."""
+        word = place // self.per_word
+        return word // self.num_words, pl.multiple_of(word % self.num_words & -self.tile, self.tile)
+
+    def _write_copies(self, i: Count, p: int, item: Item) -> list[tuple[Any, Any]]:
+        """The tiles of new tokens on their way to HBM; up to eight tokens lie in one or two."""
+        tokens, copies = self.tile * self.per_word, []
+        first, last = self.walk.new_places(item)
+        pair = [(first, True)] if self.cut.queries == 1 else [(first, True), (last, first // tokens != last // tokens)]
+        for k, (place, there) in enumerate(pair):
+            block, word = self._tile_of(place)
+            near = self.mine.kv.at[self._slot(i, p), block, pl.ds(word, self.tile)]
+            far = self.far.blocks.at[self.walk.noted_block(i, p, k), pl.ds(word, self.tile)]
+            copies.append((pltpu.make_async_copy(near, far, self.mine.kv_gone.at[self._buffer(i), p]), there))
+        return copies
+
+    def _put(self, i: Count, p: int, item: Item) -> None:
+        """Puts new tokens into the chunk and sends them to HBM; without any, clears what follows the last token in its
+        tile."""
+        walk, writes = self.walk, self.features.writes
+        first, last = walk.new_places(item)
+        if writes:
+            for copy, there in self._new_copies(i, p, item):
+                pl.when(there)(copy.wait)
+            places = [first] if self.cut.queries == 1 else [first, last]
+            for (copy, there), place in zip(self._write_copies(i, p, item), places, strict=True):
+
+                def put(copy: Any = copy, place: Count = place) -> None:
+                    self._change_tile(i, p, item, place)
+                    copy.start()
+
+                pl.when(there)(put)
+        else:
+            self._change_tile(i, p, item, last)
+
+    def _change_tile(self, i: Count, p: int, item: Item, place: Count) -> None:
+        block, word = self._tile_of(place)
+        tile = self.mine.kv.at[self._slot(i, p), block, pl.ds(word, self.tile)]
+        row = lax.broadcasted_iota(jnp.int32, (self.tile, 1), 0)
+        base = (block * self.num_words + word) * self.per_word
+        count = self.walk.in_chunk(item)
+        kept = count - self.walk.queries(item.row) if self.features.writes else count
+        mask = _low_tokens(kept - base - row * self.per_word, self.per_word)
+        for lane in range(0, tile.shape[1], PIECE):
+            piece = slice(lane, min(lane + PIECE, tile.shape[1]))
+            held = tile[:, piece] & mask
+            if self.features.writes:
+                for t in range(self.cut.queries):
+                    at = kept + t - base
+                    fresh = self.mine.new[self._slot(i, p), t, :, piece]
+                    fresh = fresh << ((at & (self.per_word - 1)) * (32 // self.per_word))
+                    # No query, no token; a token of the next chunk is beyond the tile.
+                    at = at if t == 0 else jnp.where(t < self.walk.queries(item.row), at, -1)
+                    held |= jnp.where(row == at >> (self.per_word.bit_length() - 1), fresh, 0)
+            tile[:, piece] = held
+
+    def _zero(self, i: Count, p: int, begin: Any, end: Any) -> None:
+        """Zeroes the values of whole tiles of words."""
+        first = self.heads.value_start(0)
+
+        def one(k: Count, _: None) -> None:
+            word = k * self.tile
+            at = pl.ds(pl.multiple_of(word % self.num_words, self.tile), self.tile)
+            piece = self.mine.kv.at[self._slot(i, p), word // self.num_words, at]
+            piece[:, first:] = jnp.zeros((self.tile, piece.shape[1] - first), jnp.int32)
+
+        lax.fori_loop(begin // self.tile, end // self.tile, one, None)
+
+    def _wide(self, rows: Array) -> Array:
+        """What is the same on 128 lanes, on as many as an output has."""
+        return jnp.concatenate([rows] * (self.heads.out_lanes // LANES), axis=1)
+
+    def _lanes(self, i: Count, p: int, start: Any, count: int) -> Array:
+        """Lanes of a trip's KV, [C, count]."""
+        held = self.mine.kv[self._slot(i, p), :, :, pl.ds(start, count)]
+        kv_tokens = pltpu.bitcast(held.reshape(self.cut.chunk // self.per_word, count), self.dtype)
+        return kv_tokens.astype(jnp.bfloat16) if self.dtype == jnp.int8 else kv_tokens
+
+    def _dot(self, a: Array, b: Array, axis: int) -> Array:
+        precision = lax.Precision.HIGHEST if b.dtype == jnp.float32 else None
+        return lax.dot_general(
+            a, b, (((1,), (axis,)), ((), ())), precision=precision, preferred_element_type=jnp.float32
+        )
+
+
+def _low_tokens(count: Array, per_word: int) -> Array:
+    """A mask of a word's first ``count`` tokens: none if that is below 0, all if it is more than there are."""
+    mask = jnp.where(count >= per_word, -1, 0)
+    for few in range(1, per_word):
+        mask = jnp.where(count == few, (1 << (32 // per_word * few)) - 1, mask)
+    return mask

@@ -1,0 +1,110 @@
+"""How a kernel cuts its work: what was found for a chip and a shape (`tuned/<chip>.json`), and otherwise a rule.
+
+Rules and findings come from libtpu's static schedules (`scripts/tune.py`, docs/kernels.md), unless a finding says that
+it was timed. They know nothing of a chip's memory system but its size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+import functools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pallas_kernels.tpu.chips import Chip
+from pallas_kernels.tpu.trips import Tiling
+from pallas_kernels.tpu.words import LANES
+
+TUNED = Path(__file__).parent / "tuned"
+LONGEST, SHORTEST = 2048, LANES  # tokens of a chunk
+
+_ITEM_BYTES = 4 << 20  # KV of an item: enough for the fixed cost of a trip to vanish
+_SHARE = 2  # of VMEM, one part in so many, for KV
+_TALL = 16  # rows of a group from which on scores crowd the registers
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """What a tiling depends on.
+
+    Attributes:
+      num_kv_heads, group, head_dim, block_size, dtype: Of attention and its cache.
+      queries: The most query tokens of a row; 0 for prefill, whose tiles are always as high.
+      context: The most tokens of a row: a table's columns times the block size.
+      token_bytes: KV of a token, with padding.
+      rows: Rows of a head group, those of all its queries.
+    """
+
+    num_kv_heads: int
+    group: int
+    head_dim: int
+    block_size: int
+    dtype: str
+    queries: int
+    context: int
+    token_bytes: int
+    rows: int
+
+    @property
+    def key(self) -> str:
+        """Its name among findings; contexts that fill the longest chunk are alike."""
+        longest = min(1 << (self.context - 1).bit_length(), LONGEST)
+        kind = f"decode q{self.queries}" if self.queries else "prefill"
+        heads = f"kv{self.num_kv_heads} group{self.group} d{self.head_dim}"
+        return f"{kind} {heads} {self.dtype} block{self.block_size} context{longest}"
+
+
+def choose(chip: Chip, shape: Shape) -> Tiling:
+    """The tiling of a shape on a chip."""
+    tried = _TRIED.get()
+    if tried is not None:
+        return tried
+    ruled = rule(chip, shape)
+    found = {name: value for name, value in _findings(chip.name).get(shape.key, {}).items() if name in _CHOICES}
+    return dataclasses.replace(ruled, **found)
+
+
+def rule(chip: Chip, shape: Shape) -> Tiling:
+    """What suits most shapes."""
+    if not shape.queries:
+        chunk = _chunk(chip, shape, items=2)
+        return Tiling(chunk=chunk, items=1, buffers=2, lanes=LANES, rows=256, vmem=chip.vmem * 7 // 8)
+    chunk = _chunk(chip, shape, items=1)
+    tall = shape.rows > _TALL
+    if tall:
+        chunk = min(chunk, max(SHORTEST, shape.block_size, 256))
+    items = {128: 3, 256: 2}.get(chunk, 1) if not tall and chunk >= shape.context else 1
+    return Tiling(chunk=chunk, items=items, buffers=2, lanes=chip.depth, early=0.5 if items > 1 else 1.0)
+
+
+def _chunk(chip: Chip, shape: Shape, *, items: int) -> int:
+    room = min(_ITEM_BYTES, chip.vmem // _SHARE // 2 // items)
+    most = max(min(room // shape.token_bytes, LONGEST), SHORTEST)
+    chunk = 1 << (most.bit_length() - 1)
+    while chunk > SHORTEST and chunk // 2 >= shape.context:
+        chunk //= 2
+    return max(chunk, shape.block_size)
+
+
+@contextlib.contextmanager
+def trying(tiling: Tiling) -> Iterator[None]:
+    """In this context every kernel gets this tiling, for whoever looks for a better one."""
+    token = _TRIED.set(tiling)
+    try:
+        yield
+    finally:
+        _TRIED.reset(token)
+
+
+_TRIED: contextvars.ContextVar[Tiling | None] = contextvars.ContextVar("tiling", default=None)
+_CHOICES = {field.name for field in dataclasses.fields(Tiling)}
+
+
+@functools.cache
+def _findings(chip: str) -> dict[str, dict[str, Any]]:
+    file = TUNED / f"{chip}.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}

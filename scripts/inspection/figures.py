@@ -1,0 +1,85 @@
+"""Figures of a case on a chip, from its schedule and the chip's public bandwidth."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from inspection import compiler, schedules
+from jpaged import tpu_attention
+from jpaged.cache import WORDS, KVLayout
+from pallas_kernels import tuning
+from pallas_kernels.cases import CASES
+from pallas_kernels.tpu import attention
+from pallas_kernels.tpu.chips import CHIPS, Chip
+from pallas_kernels.tpu.trips import Tiling
+
+CHIP_NAMES = tuple(CHIPS)
+
+
+def of(chip: str, names: Sequence[str]) -> Iterator[dict[str, Any] | str]:
+    """Compiles cases one after another and says what each takes, or why it cannot be.
+
+    Returns:
+      For each: chip, case, compile_s; cycles_per_token: bundles of the loop over KV, for each token that one trip
+      handles, of all heads; cycles_per_sequence: for all of a sequence's trips; busy: the share of the matrix unit's
+      slots in use; spills, vmem_bytes, smem_bytes, dmas, temp_bytes; bandwidth_bound: cycles that HBM takes for a
+      token; share_of_bandwidth: what the schedule leaves of HBM's bandwidth; padding: of a token's bytes; libtpu.
+
+    Raises:
+      ValueError: libtpu is not installed, or the compiler has died.
+    """
+    made = schedules.compile_cases(chip, [{"case": name} for name in names])
+    for name, one in zip(names, made, strict=True):
+        yield one if isinstance(one, str) else _figures(chip, name, one, None)
+
+
+def trials(chip: str, name: str, tilings: Sequence[Tiling]) -> Iterator[dict[str, Any] | str]:
+    """As `of`, of one case with each of several tilings."""
+    made = schedules.compile_cases(chip, [{"case": name, "tiling": dataclasses.asdict(one)} for one in tilings])
+    for tiling, one in zip(tilings, made, strict=True):
+        yield one if isinstance(one, str) else _figures(chip, name, one, tiling)
+
+
+def shape(chip: str, name: str) -> tuning.Shape:
+    """What the tiling of a case depends on."""
+    return attention.shape(*_described(chip, name)[1:])
+
+
+def _described(chip: str, name: str) -> tuple[KVLayout, attention.Memory, Chip, int, int, int]:
+    case = CASES[name]
+    layout = KVLayout(1, 1, case.block_size, case.num_kv_heads, case.head_dim, case.dtype, WORDS)
+    columns = -(-case.context // case.block_size)
+    return layout, tpu_attention.memory(layout), CHIPS[chip], case.num_heads, columns, case.queries
+
+
+def _figures(chip: str, name: str, compiled: schedules.Made, tiling: Tiling | None) -> dict[str, Any]:
+    case = CASES[name]
+    layout, memory, made, num_heads, columns, queries = _described(chip, name)
+    prefill = case.queries > attention.MOST_QUERIES
+    kernel = compiled.kernel("paged_prefill" if prefill else "paged_decode")
+    plan = attention.plan(memory, num_heads=num_heads, columns=columns, max_q_len=queries, chip=made)
+    tiling = tiling or (plan.prefill_tiling if prefill else plan.decode_tiling)
+    work = kernel.work
+    trips = plan.prefill_heads.count if prefill else 1  # the loop is one over groups, and each does its part of the KV
+    cycles = work.bundles * trips / (tiling.chunk * tiling.items)
+    stored = layout.bytes_per_block / case.block_size
+    bound = stored / (made.bytes_per_second / made.hertz)
+    return {
+        "chip": chip,
+        "case": name,
+        "compile_s": compiled.compile_s,
+        "cycles_per_token": round(cycles, 3),
+        "cycles_per_sequence": round(cycles * tiling.chunk * -(-case.context // tiling.chunk)),
+        "busy": round(work.busy, 3),
+        "spills": kernel.spills,
+        "vmem_bytes": kernel.vmem_bytes,
+        "smem_bytes": kernel.smem_bytes,
+        "dmas": work.dmas,
+        "temp_bytes": compiled.temp_bytes,
+        "bandwidth_bound": round(bound, 3),
+        "share_of_bandwidth": round(min(1.0, bound / cycles), 3),
+        "padding": round(stored / case.token_bytes - 1, 3),
+        "libtpu": compiler.version(),
+    }

@@ -1,0 +1,284 @@
+"""The TPU kernels against the oracle, in JAX's TPU interpreter: races are errors, and memory that nobody has written is
+NaN, in the cache as in VMEM."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.experimental.pallas import tpu as pltpu
+
+from jpaged import cache as kv
+from jpaged.attention import paged_attention, prepare
+from jpaged.cache import WORDS
+from pallas_kernels import reference, tuning
+from pallas_kernels.tpu import chips
+from pallas_kernels.tpu.copy import copy_blocks
+from pallas_kernels.tpu.trips import Tiling
+from tests.attention.batches import make_case, new_rows, stored
+
+SHORT = Tiling(chunk=128, items=1, buffers=2, lanes=128, rows=64)  # so that a few hundred tokens are several chunks
+ERRORS = {"float32": 1e-5, "bfloat16": 5e-3}  # relative, for what is not quantised
+STRICT = any(field.name == "on_race" for field in dataclasses.fields(pltpu.InterpretParams))  # newer JAX raises
+
+
+@pytest.fixture(autouse=True)
+def races_are_errors(monkeypatch):
+    monkeypatch.setattr(chips, "interpreter", lambda: pltpu.InterpretParams(detect_races=True))
+    yield
+    if not STRICT:
+        from jax._src.pallas.mosaic.interpret import interpret_pallas_call
+
+        assert not getattr(interpret_pallas_call.races, "races_found", False)
+
+
+def check(case, *, tiling=SHORT, pad=0, writes=True, tree=None, scales=None, hoisted=False, **options):
+    q, data, cache, tables, kv_lens, cu = case
+    dtype = cache.layout.dtype
+    tiling = dataclasses.replace(tiling, chunk=max(tiling.chunk, cache.layout.block_size))
+    owned, scale = data.copy(), np.ones((2, cache.layout.num_kv_heads)) if scales is None else np.asarray(scales)
+    k = v = None
+    if writes:
+        k, v = (
+            jnp.asarray(new) * jnp.asarray(s, jnp.float32)[None, :, None]
+            for new, s in zip(new_rows(data, tables, kv_lens, cu, pad), scale, strict=True)
+        )
+    q = np.asarray(jnp.asarray(q).astype("float32" if dtype == "float32" else "bfloat16").astype(jnp.float32))
+    arrays = {"sinks": options.pop("sinks", None), "tree_mask": tree}
+    given = {name: jnp.asarray(array) for name, array in arrays.items() if array is not None}
+    if scales is not None:
+        given |= {"k_scale": jnp.asarray(scale[0], jnp.float32), "v_scale": jnp.asarray(scale[1], jnp.float32)}
+    most = options.pop("max_q_len", None)
+
+    @jax.jit
+    def run(q, k, v, cache, layer, tables, kv_lens, cu, given):
+        work = None
+        if hoisted:
+            shapes = {"num_heads": q.shape[1], "num_tokens": q.shape[0], "max_q_len": most}
+            work = prepare(cache.layout, tables, kv_lens, cu, **shapes, backend="tpu_interpret")
+        return paged_attention(
+            q, k, v, cache, layer, tables, kv_lens, cu,
+            max_q_len=most, backend="tpu_interpret", work=work, **options, **given,
+        )  # fmt: skip
+
+    with tuning.trying(tiling):
+        out, after = run(q, k, v, stored(cache.layout, data), jnp.int32(1), tables, kv_lens, cu, given)
+    want = reference.paged_attention(
+        q,
+        owned[1] * scale[None, None, :, :, None],
+        tables,
+        kv_lens,
+        cu,
+        **{"sm_scale": 1 / math.sqrt(q.shape[-1]), **options},
+        sinks_H=arrays["sinks"],
+        tree_TQ=tree,
+    )
+    error = np.abs(np.asarray(out, np.float64) - want)[: cu[-1]].max(initial=0) / max(np.abs(want).max(initial=0), 1e-9)
+    assert error <= ERRORS.get(dtype, 5e-3)
+    assert not np.asarray(out)[cu[-1] :].any()  # padding queries give zeros
+    assert_whole(kv.unpack(after.layout, after.data), owned, tables, kv_lens, cache.layout.block_size)
+
+
+def assert_whole(found, owned, tables, kv_lens, block_size):
+    """All that a row owns is as it should be, in its own layer; other layers and nobody's blocks are as they were."""
+    found = np.asarray(found.astype(jnp.float32))
+    np.testing.assert_array_equal(found[0], owned[0])
+    mine = np.zeros(owned.shape[1:3], bool)
+    for row, length in enumerate(kv_lens):
+        for p in range(length):
+            mine[tables[row, p // block_size], p % block_size] = True
+    np.testing.assert_array_equal(found[1][mine], owned[1][mine])
+    nobodys = ~mine.any(axis=1)
+    np.testing.assert_array_equal(found[1][nobodys], owned[1][nobodys])
+
+
+def make(q_lens, kv_lens, *, heads=(2, 4), head_dim=128, block_size=16, **more):
+    return make_case(5, q_lens, kv_lens, heads=heads, head_dim=head_dim, block_size=block_size, order=WORDS, **more)
+
+
+DECODE = {
+    "block borders": ([1, 1, 1, 1, 1], [1, 15, 16, 17, 33]),
+    "chunk borders": ([1, 1, 1], [127, 128, 129]),
+    "idle rows": ([1, 0, 1, 0, 1], [9, 5, 300, 0, 2]),
+    "all finished": ([0, 0], [0, 40]),
+    "long among short": ([1] * 6, [400, 1, 2, 3, 4, 5]),
+}
+
+
+@pytest.mark.parametrize("name", DECODE)
+def test_decode(name):
+    check(make(*DECODE[name]), max_q_len=1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sliding_window": 40},
+        {"soft_cap": 2.0, "sinks": np.linspace(-1, 2, 8)},
+        {"sliding_window": 5, "sm_scale": 0.3, "sinks": np.linspace(2, -1, 8)},
+        {"writes": False},
+    ],
+    ids=lambda options: ",".join(options),
+)
+def test_decode_options(options):
+    check(make([1, 1, 0, 1], [200, 33, 7, 129]), max_q_len=1, **options)
+
+
+@pytest.mark.parametrize(
+    ("heads", "head_dim"),
+    [
+        ((8, 4), 64),
+        ((1, 4), 64),
+        ((1, 2), 80),
+        ((4, 3), 96),
+        ((2, 2), 192),
+        ((2, 1), 256),
+        ((3, 5), 128),
+        ((1, 8), 128),
+    ],
+)
+@pytest.mark.one_python
+def test_heads(heads, head_dim):
+    check(make([1, 1], [140, 33], heads=heads, head_dim=head_dim), max_q_len=1)
+    check(make([20, 1], [140, 33], heads=heads, head_dim=head_dim))
+
+
+@pytest.mark.parametrize("block_size", [8, 32, 64, 256])
+@pytest.mark.every_setting
+def test_block_sizes(block_size):
+    check(make([1, 1, 12], [300, block_size, 40], block_size=block_size, head_dim=64))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "block_size"), [("bfloat16", 8), ("bfloat16", 16), ("float8_e4m3fn", 32), ("int8", 32)]
+)
+def test_dtypes(dtype, block_size):
+    scales = None if dtype == "bfloat16" else [[0.5, 2.0], [0.25, 1.0]]
+    case = make([1, 1, 1], [200, 33, 64], dtype=dtype, block_size=block_size)
+    check(case, max_q_len=1, scales=scales)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e5m2", "int8"])
+@pytest.mark.one_python
+def test_dtypes_in_a_mixed_batch(dtype):
+    scales = None if dtype == "bfloat16" else [[0.5, 2.0], [0.25, 1.0]]
+    check(make([1, 40, 0, 1], [200, 45, 7, 33], dtype=dtype, block_size=32, pad=3), pad=3, scales=scales)
+
+
+MIXED = {
+    "prefill": ([40], [40]),
+    "chunks": ([33, 9, 130], [150, 9, 300]),
+    "mixed": ([1, 20, 0, 1, 12], [140, 20, 5, 9, 139]),
+    "all finished": ([0, 0], [0, 40]),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_mixed(name):
+    check(make(*MIXED[name], pad=2, head_dim=64), pad=2, hoisted=True)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"sliding_window": 30}, {"soft_cap": 3.0, "sinks": np.linspace(-1, 2, 8)}, {"writes": False}],
+    ids=lambda options: ",".join(options),
+)
+@pytest.mark.one_python
+def test_mixed_options(options):
+    check(make([40, 1, 9], [200, 33, 150], head_dim=64), **options)
+
+
+@pytest.mark.parametrize("writes", [True, False])
+def test_a_few_queries_a_row(writes):
+    check(make([3, 8, 1, 0, 5], [70, 8, 129, 5, 131]), max_q_len=8, writes=writes)
+
+
+def test_a_tree_of_tokens():
+    tree = np.zeros((9, 4), bool)
+    for t, seen in enumerate([[0], [0, 1], [0, 2], [0, 1, 3], [0], [0, 1, 2], [0], [1], [0, 1, 2]]):
+        tree[t, seen] = True
+    tree[5] = [True, True, False, False]
+    check(make([4, 2, 3], [130, 20, 40]), max_q_len=4, tree=tree)
+
+
+@pytest.mark.parametrize(
+    "tiling",
+    [
+        dataclasses.replace(SHORT, items=3),
+        dataclasses.replace(SHORT, items=2, buffers=4, early=0.3, staged=False),
+        dataclasses.replace(SHORT, chunk=256, lanes=256, early=0.0),
+    ],
+    ids=["three at once", "four buffers", "longer chunks"],
+)
+@pytest.mark.every_setting
+def test_tilings(tiling):
+    check(make([1, 1, 0, 1, 1, 1], [300, 33, 9, 128, 1, 257]), max_q_len=1, tiling=tiling)
+
+
+@pytest.mark.one_python
+def test_two_cores(monkeypatch):
+    two = dataclasses.replace(chips.INTERPRETED, cores=2)
+    monkeypatch.setattr("pallas_kernels.tpu.attention.INTERPRETED", two)
+    parallel = pltpu.InterpretParams(detect_races=True, num_cores_or_threads=2)
+    monkeypatch.setattr(chips, "interpreter", lambda: parallel)
+    check(make([1, 1, 1, 1], [200, 33, 70, 5]), max_q_len=1)
+    check(make([40, 1, 9], [200, 33, 9]))
+
+
+@pytest.mark.every_setting
+@settings(max_examples=12)
+@given(st.data())
+def test_any_batch(data):
+    rows = data.draw(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 150)), min_size=1, max_size=5))
+    q_lens = [min(q, q + n) for q, n in rows]
+    kv_lens = [q + n for q, n in rows]
+    options = {"sliding_window": data.draw(st.sampled_from([None, 1, 17, 100]))}
+    options = {name: value for name, value in options.items() if value is not None}
+    check(make(q_lens, kv_lens, head_dim=64, pad=1), pad=1, **options)
+
+
+def test_copies():
+    layout = kv.KVLayout(3, 9, 16, 2, 64, "bfloat16", WORDS)
+    cache = kv.KVCache(jax.random.randint(jax.random.key(0), layout.shape, 0, 2**30, jnp.int32), layout)
+    src, dst = jnp.array([3, 0, 8, 5], jnp.int32), jnp.array([1, 9, 2, 9], jnp.int32)
+    found = copy_blocks(cache.data, src, dst, interpret=chips.interpreter())
+    np.testing.assert_array_equal(found, kv.copy_blocks(cache, src, dst).data)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e5m2", "int8"])
+def test_words_hold_what_is_packed(dtype):
+    layout = kv.KVLayout(2, 3, 8, 3, 24, dtype, WORDS)
+    blocks = jnp.arange(2 * 3 * 8 * 2 * 3 * 24).reshape(layout.canonical_shape).astype(dtype)
+    data = kv.pack(layout, blocks)
+    assert data.shape == layout.shape and data.dtype == jnp.int32
+    np.testing.assert_array_equal(kv.unpack(layout, data).astype(jnp.float32), blocks.astype(jnp.float32))
+    assert layout.bytes_per_block * 3 == data.nbytes
+
+
+def test_a_word_by_hand():
+    layout = kv.KVLayout(1, 1, 8, 1, 64, "bfloat16", WORDS)
+    blocks = jnp.zeros(layout.canonical_shape, "bfloat16").at[0, 0, 2, 0, 0, 5].set(1.0).at[0, 0, 3, 0, 0, 5].set(-2.0)
+    assert kv.pack(layout, blocks)[0, 0, 1, 5] == np.int32(np.uint32(0xC0003F80).view(np.int32))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"block_size": 12}, "block_size=12 must be a power of two"),
+        ({"block_size": 8, "dtype": "int8"}, "block_size=8 must be a power of two from 16"),
+        ({"block_size": 512}, "to 256"),
+    ],
+)
+def test_what_the_kernels_do_not_serve(change, reason):
+    layout = kv.KVLayout(**{"num_layers": 1, "num_blocks": 2, "block_size": 16, "num_kv_heads": 2, "head_dim": 64,
+                            "dtype": "bfloat16", "order": WORDS, **change})  # fmt: skip
+    q = jnp.zeros((1, 2, 64), "bfloat16")
+    with pytest.raises(ValueError, match=reason):
+        paged_attention(
+            q, None, None, kv.create(layout), 0, jnp.zeros((1, 1), jnp.int32), jnp.ones(1, jnp.int32),
+            jnp.arange(2, dtype=jnp.int32), backend="tpu_interpret",
+        )  # fmt: skip
