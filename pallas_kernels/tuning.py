@@ -24,7 +24,7 @@ LONGEST, SHORTEST = 2048, LANES  # tokens of a chunk
 
 _ITEM_BYTES = 4 << 20  # KV of an item: enough for the fixed cost of a trip to vanish
 _SHARE = 2  # of VMEM, one part in so many, for KV
-_TALL = 16  # rows of a group from which on scores crowd the registers
+_TALL, _TALL_CHUNK = 16, 512  # rows of a group from which on scores crowd the registers, and tokens that then do not
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +76,7 @@ def rule(chip: Chip, shape: Shape) -> Tiling:
     chunk = _chunk(chip, shape, items=1)
     tall = shape.rows > _TALL
     if tall:
-        chunk = min(chunk, max(SHORTEST, shape.block_size, 256))
+        chunk = min(chunk, max(_TALL_CHUNK, shape.block_size))
     items = {128: 3, 256: 2}.get(chunk, 1) if not tall and chunk >= shape.context else 1
     return Tiling(chunk=chunk, items=items, buffers=2, lanes=chip.depth, early=0.5 if items > 1 else 1.0)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array
 
@@ -32,10 +33,12 @@ class Decode(Trips):
         heads, _, cut, tiling, _ = settings
         count, height = tiling.items * heads.count, cut.queries * heads.rows
         own: dict[str, Any] = {}
-        if tiling.staged:
+        if tiling.staged or cut.queries > 1:
             own["scores"] = pltpu.VMEM((count, height, cut.chunk), jnp.float32)
         if cut.queries > 1:
-            own["seen"] = pltpu.VMEM((tiling.items, height, cut.chunk), jnp.int32)
+            kind = jnp.float32 if settings.dtype == "float32" else jnp.bfloat16
+            own["weights"] = pltpu.VMEM((count, height, cut.chunk), kind)
+            own["peaks"] = own["masses"] = pltpu.VMEM((count, height, LANES), jnp.float32)
         return own
 
     def _once_a_row(self, i: Count, p: int) -> None:
@@ -46,10 +49,9 @@ class Decode(Trips):
         pairs = [(p, u) for p in range(self.cut.items) for u in range(self.heads.count)]
         spread = _Spread(orders, self.tiling.early, len(pairs))
         scores = [self._keep(k, spread.after(self._scores(i, p, u))) for k, (p, u) in enumerate(pairs)]
-        sight = [self._sight(i, p) for p in range(self.cut.items)]
-        scores = [self._keep(k, self._masked(u, scores[k](), sight[p])) for k, (p, u) in enumerate(pairs)]
-        weights = [self._weights(score) for score in scores]
-        values = [spread.after(self._values(i, p, u, w[2])) for (p, u), w in zip(pairs, weights, strict=True)]
+        weigh = self._weights if self.cut.queries == 1 else self._weights_in_a_loop
+        weights = weigh(i, pairs, scores)
+        values = [spread.after(self._values(i, p, u, w[2]())) for (p, u), w in zip(pairs, weights, strict=True)]
         spread.rest()
         mine, groups = self.mine, range(self.heads.count)
         top, total, held = ([ref[u] for u in groups] for ref in (mine.top, mine.total, mine.sum))
@@ -97,48 +99,61 @@ class Decode(Trips):
             parts.append(self._dot(q[:, start : start + count], keys, 1))
         return functools.reduce(operator.add, parts)
 
-    def _masked(self, u: int, score: Array, seen: Callable[[], Array]) -> Array:
-        """Scores in base 2; very low where a query does not see a token."""
-        score = score * (
-            jnp.concatenate([self.scales[0, u]] * (score.shape[1] // LANES), axis=1)
-            if self.features.scales
-            else self.floats[0]
-        )
+    def _weights(
+        self, i: Count, pairs: list[tuple[int, int]], scores: list[Callable[[], Array]]
+    ) -> list[tuple[Array, Array, Callable[[], Array]]]:
+        """Peak, sum and weights of the softmax of each item's groups."""
+        masked = []
+        for k, (p, u) in enumerate(pairs):
+            item = self.walk.item(i, p)
+            masked.append(self._keep(k, self._masked(item, u, 0, slice(None), scores[k]())))
+        found = [_softmax(score, self._kind) for score in masked]
+        return [(peak, mass, functools.partial(lambda weight: weight, weight)) for peak, mass, weight in found]
+
+    def _weights_in_a_loop(
+        self, i: Count, pairs: list[tuple[int, int]], scores: list[Callable[[], Array]]
+    ) -> list[tuple[Array, Array, Callable[[], Array]]]:
+        """The same for rows of several queries, which would not fit into registers all at once."""
+        own, rows, groups = self.mine.own, self.heads.rows, self.heads.count
+
+        def one(k: Count, _: None) -> None:
+            item = self.walk.item(i, k // groups)
+            for t in range(self.cut.queries):
+                mine = pl.ds(t * rows, rows)
+                own["scores"][k, mine, :] = self._masked(item, k % groups, t, mine, own["scores"][k, mine, :])
+                peak, mass, weight = _softmax(lambda mine=mine: own["scores"][k, mine, :], self._kind)
+                own["weights"][k, mine, :] = weight
+                own["peaks"][k, mine, :] = jnp.broadcast_to(peak, (rows, LANES))
+                own["masses"][k, mine, :] = jnp.broadcast_to(mass, (rows, LANES))
+
+        lax.fori_loop(0, len(pairs), one, None)
+        return [
+            (own["peaks"][k], own["masses"][k], functools.partial(lambda k: own["weights"][k], k))
+            for k in range(len(pairs))
+        ]
+
+    def _masked(self, item: Item, u: Any, t: int, rows: Any, score: Array) -> Array:
+        """Scores of query t in base 2; very low where it does not see a token."""
+        if self.features.scales:
+            score = score * jnp.concatenate([self.scales[0, u, rows, :]] * (score.shape[1] // LANES), axis=1)
+        else:
+            score = score * self.floats[0]
         if self.features.soft_cap:
             score = jnp.tanh(score) * self.floats[1]
-        return jnp.where(seen(), score, MASKED)
+        place = lax.broadcasted_iota(jnp.int32, score.shape, 1)
+        count, queries = self.walk.in_chunk(item), self.walk.queries(item.row)
+        limit = count - queries + 1 + t
+        seen = place < limit
+        if self.features.tree:
+            bits = self.tree[self.walk.table_row(item.row) * self.cut.queries + t]
+            nth = place - (count - queries)
+            shown = lax.shift_right_logical(jnp.broadcast_to(bits, nth.shape), jnp.clip(nth, 0, 31)) & 1
+            seen = (nth < 0) | ((shown == 1) & (place < count))
+        return jnp.where(self.walk.in_window(seen, place, limit), score, MASKED)
 
-    def _sight(self, i: Count, p: int) -> Callable[[], Array]:
-        """Which query sees which token of a chunk."""
-        item, shape = self.walk.item(i, p), (self.cut.queries * self.heads.rows, self.cut.chunk)
-        place = lax.broadcasted_iota(jnp.int32, shape, 1)
-        count = self.walk.in_chunk(item)
-        query = lax.broadcasted_iota(jnp.int32, shape, 0) // self.heads.rows
-        limit = count if self.cut.queries == 1 else count - self.walk.queries(item.row) + 1 + query
-        seen = self._seen_in_tree(item, place, count, query) if self.features.tree else place < limit
-        seen = self.walk.in_window(seen, place, limit)
-        if self.cut.queries == 1:
-            return lambda: seen
-        held = self.mine.own["seen"]  # many registers, which all groups want
-        held[p] = seen.astype(jnp.int32)
-        return lambda: held[p] != 0
-
-    def _weights(self, score: Callable[[], Array]) -> tuple[Array, Array, Array]:
-        """Peak, sum and weights of a chunk's softmax."""
-        peak = jnp.max(score(), axis=1, keepdims=True)
-        weight = jnp.exp2(score() - peak)
-        kind = jnp.float32 if self.dtype == jnp.float32 else jnp.bfloat16
-        return peak, jnp.sum(weight, axis=1, keepdims=True), weight.astype(kind)
-
-    def _seen_in_tree(self, item: Item, place: Array, count: Count, query: Array) -> Array:
-        """Tokens before the queries, and of the queries those that the tree shows."""
-        row = self.walk.table_row(item.row) * self.cut.queries
-        bits = jnp.zeros_like(query)
-        for t in range(self.cut.queries):
-            bits = jnp.where(query == t, self.tree[row + t], bits)
-        nth = place - (count - self.walk.queries(item.row))
-        shown = (lax.shift_right_logical(jnp.broadcast_to(bits, nth.shape), jnp.clip(nth, 0, 31)) & 1) == 1
-        return (nth < 0) | (shown & (place < count))
+    @property
+    def _kind(self) -> Any:
+        return jnp.float32 if self.dtype == jnp.float32 else jnp.bfloat16
 
     def _values(self, i: Count, p: int, u: int, weight: Array) -> Array:
         heads, parts = self.heads, []
@@ -154,6 +169,13 @@ class Decode(Trips):
         for j in range(1, heads.heads):
             picked = jnp.where(own == j, value[:, j * width : (j + 1) * width], picked)
         return picked
+
+
+def _softmax(score: Callable[[], Array], kind: Any) -> tuple[Array, Array, Array]:
+    """Peak, sum and weights of a chunk's scores."""
+    peak = jnp.max(score(), axis=1, keepdims=True)
+    weight = jnp.exp2(score() - peak)
+    return peak, jnp.sum(weight, axis=1, keepdims=True), weight.astype(kind)
 
 
 class _Spread:

@@ -152,7 +152,7 @@ class Walk:
         last = item.chunk >= self.last_chunk(item.row)
         return Item(jnp.where(last, entered.row, item.row), jnp.where(last, entered.chunk, item.chunk + 1))
 
-    def _place(self, i: Count, p: int) -> Count:
+    def _place(self, i: Count, p: Count | int) -> Count:
         return ((i & (self._trips - 1)) * self.cut.items + p) * FIELDS
 
     def clear(self, place: Count) -> None:
@@ -161,7 +161,7 @@ class Walk:
     def note(self, i: Count, p: int, item: Item) -> None:
         self._ring[self._place(i, p)], self._ring[self._place(i, p) + 1] = item.row, item.chunk
 
-    def item(self, i: Count, p: int) -> Item:
+    def item(self, i: Count, p: Count | int) -> Item:
         return Item(self._ring[self._place(i, p)], self._ring[self._place(i, p) + 1])
 
     def note_block(self, i: Count, p: int, k: int, block: Count) -> None:

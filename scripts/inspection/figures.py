@@ -61,7 +61,7 @@ def _figures(chip: str, name: str, compiled: schedules.Made, tiling: Tiling | No
     kernel = compiled.kernel("paged_prefill" if prefill else "paged_decode")
     plan = attention.plan(memory, num_heads=num_heads, columns=columns, max_q_len=queries, chip=made)
     tiling = tiling or (plan.prefill_tiling if prefill else plan.decode_tiling)
-    work = kernel.work
+    work = kernel.inner if prefill else kernel.trip
     trips = plan.prefill_heads.count if prefill else 1  # the loop is one over groups, and each does its part of the KV
     cycles = work.bundles * trips / (tiling.chunk * tiling.items)
     stored = layout.bytes_per_block / case.block_size

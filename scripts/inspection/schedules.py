@@ -74,12 +74,19 @@ class Kernel:
     dmas: int
 
     @property
-    def work(self) -> Loop:
-        """The loop over KV: that which does most products, and in which no other does any. Of two that do the same, the
-        shorter, which does without a mask."""
-        doing = [loop for loop in self.loops if loop.matmuls]
+    def trip(self) -> Loop:
+        """The loop over trips: the innermost of those that hold all products in loops."""
+        return min(self._doing(), key=lambda loop: (-loop.matmuls, loop.bundles))
+
+    @property
+    def inner(self) -> Loop:
+        """The loop that does most products and holds none that does any. Of two alike, the shorter, without a mask."""
+        doing = self._doing()
         inner = [loop for loop in doing if not any(loop.holds(other) for other in doing)]
         return max(inner, key=lambda loop: (loop.matmuls, -loop.bundles))
+
+    def _doing(self) -> list[Loop]:
+        return [loop for loop in self.loops if loop.matmuls]
 
 
 @dataclasses.dataclass(frozen=True)
