@@ -91,6 +91,7 @@ def searched(llm: LLM, prompt: list[int], params: BeamSearchParams, stops: tuple
 CASES = golden("llama", "golden_float32")
 
 
+@pytest.mark.one_python
 def test_a_real_model_scores_as_a_search_over_its_logits(real: LLM):
     stops = [CASES[0]["greedy"][3]]
     for params in (
