@@ -39,7 +39,8 @@ def resolve_backend(backend: str | None, platform: str | None = None) -> str:
     """
     platform = platform or _platform()
     if backend is None:
-        best = platform if platform in ORDERS else "xla"
+        known = platform in ORDERS and (platform != "tpu" or tpu_attention.serves_here())
+        best = platform if known else "xla"
         _announce(best, platform)
         return best
     if backend not in BACKENDS:
@@ -135,12 +136,15 @@ def paged_attention(
     Returns:
       The outputs in q's dtype, and the cache.
 
+    With the ``tpu`` backend, no row may read a block that another row of the batch writes by itself, and tokens that a
+    row's last block holds behind ``kv_lens`` are lost.
+
     Raises:
       ValueError: at trace time, for a backend that does not serve, or naming every shape that does not fit.
     """
     backend = _backend_for(backend, cache.layout)
     _check(q, k, v, cache, block_tables, kv_lens, cu_q_lens, sinks, max_q_len)
-    _check_backend(backend, cache, k_scale, v_scale, tree_mask, max_q_len)
+    _check_backend(backend, cache, q.shape[0], k_scale, v_scale, tree_mask, max_q_len)
     batch = xla_attention.Batch(block_tables, kv_lens, cu_q_lens)
     masking = xla_attention.Masking(
         sm_scale=xla_attention.default_sm_scale(q.shape[-1]) if sm_scale is None else sm_scale,
@@ -247,6 +251,7 @@ class PagedAttention(nnx.Module):
         *,
         sinks: Float[Array, " H"] | None = None,
         max_q_len: int | None = None,
+        **options: Any,
     ) -> tuple[Float[Array, "T H D"], KVCache]:
         """See `paged_attention`."""
         return paged_attention(
@@ -264,6 +269,7 @@ class PagedAttention(nnx.Module):
             sinks=sinks,
             max_q_len=max_q_len,
             backend=self.backend,
+            **options,
         )
 
 
@@ -301,7 +307,7 @@ def _check(q, k, v, cache: KVCache, block_tables, kv_lens, cu_q_lens, sinks, max
         raise ValueError("paged_attention: " + "; ".join(faults))
 
 
-def _check_backend(backend: str, cache: KVCache, k_scale, v_scale, tree_mask, max_q_len) -> None:
+def _check_backend(backend: str, cache: KVCache, num_tokens: int, k_scale, v_scale, tree_mask, max_q_len) -> None:
     layout, faults = cache.layout, []
     if layout.order != ORDERS[backend]:
         faults.append(f"{layout.order=} must be {ORDERS[backend]!r} for {backend=}; try KVLayout(order=...)")
@@ -314,10 +320,16 @@ def _check_backend(backend: str, cache: KVCache, k_scale, v_scale, tree_mask, ma
         faults += tpu_attention.faults(layout)
     if (k_scale is None) != (v_scale is None):
         faults.append("k_scale and v_scale must both be given, or neither; try 1.0 for the other")
-    if tree_mask is not None and (max_q_len is None or max_q_len > min(tree_mask.shape[1], tpu_attention.MOST_QUERIES)):
-        most = min(tree_mask.shape[1], tpu_attention.MOST_QUERIES)
-        faults.append(
-            f"{max_q_len=} must be given with {tree_mask.shape=}, at most {most}; try fewer speculative tokens"
-        )
+    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+        if scale is not None and jnp.shape(scale) not in ((), (1,), (layout.num_kv_heads,)):
+            faults.append(f"{name}.shape={jnp.shape(scale)} must be () or ({layout.num_kv_heads},), a KV head each")
+    if layout.dtype == "int8" and k_scale is None:
+        faults.append("k_scale must be given for dtype='int8', or numbers below 1 would be lost; try max|k| / 127")
+    if tree_mask is not None:
+        if tree_mask.ndim != 2 or tree_mask.shape[0] != num_tokens:
+            faults.append(f"{tree_mask.shape=} must be [T, Q] with T={num_tokens}; try a row for each query")
+        elif max_q_len is None or max_q_len > min(tree_mask.shape[1], tpu_attention.MOST_QUERIES):
+            most = min(tree_mask.shape[1], tpu_attention.MOST_QUERIES)
+            faults.append(f"{max_q_len=} must be given with {tree_mask.shape=}, at most {most}; try fewer tokens")
     if faults:
         raise ValueError("paged_attention: " + "; ".join(faults))

@@ -8,6 +8,7 @@ NULL ids name no block, and nothing here writes through them.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import TypeAlias
 
@@ -17,6 +18,7 @@ from flax import struct
 from jax import lax
 from jaxtyping import Array, Float, Int32
 
+from pallas_kernels.tpu import copy as copies
 from pallas_kernels.tpu import words
 
 CANONICAL = "LNBCKD"  # C is 0 for keys and 1 for values; the order in which blocks leave and enter a cache
@@ -51,8 +53,9 @@ class KVLayout:
         faults = [f"{name}={size} must be at least 1; try 1 or more" for name, size in sizes.items() if size < 1]
         if self.order != WORDS and sorted(self.order) != sorted(CANONICAL):
             faults.append(f"order={self.order!r} must be a permutation of {CANONICAL!r}, or {WORDS!r}; try the default")
-        if self.order == WORDS and not faults and self.block_size % words.per_word(self.dtype):
-            faults.append(f"block_size={self.block_size} must be a multiple of {words.per_word(self.dtype)} tokens")
+        size = jnp.dtype(self.dtype).itemsize
+        if self.order == WORDS and (size > 4 or self.block_size * size % 4):
+            faults.append(f"dtype={self.dtype!r} and block_size={self.block_size} must make words of 4 bytes; try 16")
         if faults:
             raise ValueError("; ".join(faults))
 
@@ -129,7 +132,17 @@ def copy_blocks(cache: KVCache, src_J: Int32[Array, " J"], dst_J: Int32[Array, "
 
     The trip count is the number of real copies, so a step without any pays nothing, and each copy is in place.
     """
-    axis, null = cache.layout.block_axis, cache.layout.num_blocks
+    if cache.layout.order == WORDS:
+        data = lax.platform_dependent(
+            cache.data, src_J, dst_J, tpu=copies.copy_blocks, default=functools.partial(_copy_blocks, cache.layout)
+        )
+    else:
+        data = _copy_blocks(cache.layout, cache.data, src_J, dst_J)
+    return cache.replace(data=data)
+
+
+def _copy_blocks(layout: KVLayout, data: Array, src_J: Array, dst_J: Array) -> Array:
+    axis, null = layout.block_axis, layout.num_blocks
     real_J = dst_J < null
     first_J = jnp.argsort(~real_J, stable=True)
 
@@ -137,7 +150,7 @@ def copy_blocks(cache: KVCache, src_J: Int32[Array, " J"], dst_J: Int32[Array, "
         block = lax.dynamic_slice_in_dim(data, src_J[first_J[i]], 1, axis)
         return lax.dynamic_update_slice_in_dim(data, block, dst_J[first_J[i]], axis)
 
-    return cache.replace(data=lax.fori_loop(0, jnp.sum(real_J, dtype=jnp.int32), one, cache.data))
+    return lax.fori_loop(0, jnp.sum(real_J, dtype=jnp.int32), one, data)
 
 
 def read_blocks(cache: KVCache, ids_J: Int32[Array, " J"]) -> Array:

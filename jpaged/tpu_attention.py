@@ -27,6 +27,15 @@ class Quantisation(NamedTuple):
     v_scale: float | Float[Array, "..."]
 
 
+def serves_here() -> bool:
+    """Whether the kernels know the chip that is compiled for."""
+    try:
+        chips.current()
+    except ValueError:
+        return False
+    return True
+
+
 def faults(layout: KVLayout) -> list[str]:
     """Why the kernels cannot serve a cache."""
     return memory(layout).faults()
@@ -68,7 +77,17 @@ def attend(
     quantisation: Quantisation | None,
     tree_mask_TQ: Bool[Array, "T Q"] | None,
 ) -> tuple[Float[Array, "T H D"], KVCache]:
-    """Writes the batch's KV and attends; padding queries give zeros."""
+    """Writes the batch's KV and attends; padding queries give zeros.
+
+    Raises:
+      ValueError: ``work`` is another batch's.
+    """
+    rows, columns = batch.block_tables_RM.shape[0], how.columns
+    if work.tables.shape[0] != kernels.table_size(rows, columns) or (work.mixed is None) != (how.most <= how.few):
+        raise ValueError(
+            "work was prepared for another number of rows, columns, query heads or max_q_len; "
+            "try prepare() with this batch"
+        )
     if not q_THD.shape[0]:
         return q_THD, cache
     kv_TF = None
@@ -102,6 +121,9 @@ def _stored(k_TKD: Array, v_TKD: Array, layout: KVLayout, quantisation: Quantisa
             tokens = tokens.astype(jnp.float32) / scale_1K1
         if dtype == jnp.int8:
             tokens = jnp.clip(jnp.round(tokens.astype(jnp.float32)), -INT8_MOST, INT8_MOST)
+        elif dtype.itemsize == 1:  # beyond the largest number there is NaN or infinity, which would stay
+            most = float(jnp.finfo(dtype).max)
+            tokens = jnp.clip(tokens.astype(jnp.float32), -most, most)
         halves.append(tokens.astype(dtype).reshape(tokens.shape[0], -1))
     kv = jnp.concatenate(halves, axis=1)
     padding = kernels.words.width(layout.num_kv_heads, layout.head_dim) - kv.shape[1]

@@ -23,8 +23,8 @@ TUNED = Path(__file__).parent / "tuned"
 LONGEST, SHORTEST = 2048, LANES  # tokens of a chunk
 
 _ITEM_BYTES = 4 << 20  # KV of an item: enough for the fixed cost of a trip to vanish
+_TALL_CHUNK = 1024  # the same for rows of several queries, whose scores take much room
 _SHARE = 2  # of VMEM, one part in so many, for KV
-_TALL, _TALL_CHUNK = 16, 512  # rows of a group from which on scores crowd the registers, and tokens that then do not
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,13 +71,12 @@ def choose(chip: Chip, shape: Shape) -> Tiling:
 def rule(chip: Chip, shape: Shape) -> Tiling:
     """What suits most shapes."""
     if not shape.queries:
-        chunk = _chunk(chip, shape, items=2)
+        chunk = _chunk(chip, shape, items=4)  # queries and results need room, too
         return Tiling(chunk=chunk, items=1, buffers=2, lanes=LANES, rows=256, vmem=chip.vmem * 7 // 8)
     chunk = _chunk(chip, shape, items=1)
-    tall = shape.rows > _TALL
-    if tall:
+    if shape.queries > 1:
         chunk = min(chunk, max(_TALL_CHUNK, shape.block_size))
-    items = {128: 3, 256: 2}.get(chunk, 1) if not tall and chunk >= shape.context else 1
+    items = {128: 3, 256: 2}.get(chunk, 1) if shape.queries == 1 and chunk >= shape.context else 1
     return Tiling(chunk=chunk, items=items, buffers=2, lanes=chip.depth, early=0.5 if items > 1 else 1.0)
 
 

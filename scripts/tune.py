@@ -46,6 +46,8 @@ def main() -> int:
     wanted = [
         (chip, name) for chip in command.chosen("chip", figures.CHIP_NAMES) for name in command.chosen("case", decode)
     ]
+    # Of cases of the same shape the first, which is the plainest, speaks for all.
+    wanted = list({(chip, figures.shape(chip, name).key): (chip, name) for chip, name in reversed(wanted)}.values())
     with Progress("tuning", len(wanted), "cases") as progress, ThreadPoolExecutor(_JOBS.value) as pool:
         for chip, name, found in pool.map(lambda pair: (*pair, _best(*pair)), wanted):
             progress.done += 1

@@ -25,6 +25,8 @@ from pallas_kernels.tpu.rows import Rows
 from pallas_kernels.tpu.stream import Inputs, stream
 from pallas_kernels.tpu.trips import LANES, Tiling
 
+DTYPES = ("bfloat16", "float32", "float8_e4m3fn", "float8_e5m2", "int8")  # of KV
+WITHOUT_FLOAT8 = ("v4",)  # chips that cannot convert it
 LOG2E = math.log2(math.e)
 TILE_ROWS = 512  # of queries, one for each query head of a group: a prefill's tile
 
@@ -42,13 +44,11 @@ class Memory:
     def width(self) -> int:
         return words.width(self.num_kv_heads, self.head_dim)
 
-    @property
-    def words(self) -> int:
-        return self.block_size // words.per_word(self.dtype)
-
     def faults(self) -> list[str]:
         """Why the kernels cannot serve it."""
-        faults, least = [], 8 * words.per_word(self.dtype) // 2 if words.per_word(self.dtype) > 1 else 8
+        if self.dtype not in DTYPES:
+            return [f"dtype={self.dtype!r} must be one of {', '.join(DTYPES)}; try 'bfloat16'"]
+        faults, least = [], max(8, 4 * words.per_word(self.dtype))
         if self.block_size & (self.block_size - 1) or not least <= self.block_size <= 256:
             faults.append(f"block_size={self.block_size} must be a power of two from {least} to 256; try 16 or 64")
         return faults
@@ -97,9 +97,20 @@ class Mixed(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How a batch of certain shapes is done; all static."""
+    """How a batch of certain shapes is done; all static.
+
+    Attributes:
+      memory: What the cache holds.
+      most, few: The most queries of a row, and of a row that decode does.
+      decode_heads, decode_tiling, prefill_heads, prefill_tiling: Of each kernel.
+      height: Query tokens of a prefill's tile.
+      columns: Of a table, padded to whole chunks.
+      chip: What is compiled for.
+      interpret: False, or how to run without one.
+    """
 
     memory: Memory
+    most: int
     few: int
     decode_heads: HeadGroups
     decode_tiling: Tiling
@@ -129,8 +140,13 @@ def plan(
       max_q_len: The most queries of a row.
       interpret: `pltpu.InterpretParams` for a machine that is no TPU.
       chip: None asks JAX.
+
+    Raises:
+      ValueError: the chip cannot read the dtype, or is none that the kernels know.
     """
     chip = chip or (INTERPRETED if interpret else current())
+    if chip.name in WITHOUT_FLOAT8 and memory.dtype.startswith("float8"):
+        raise ValueError(f"dtype={memory.dtype!r} cannot be read on a {chip.name}; try 'bfloat16'")
     group = num_heads // memory.num_kv_heads
     few = max_q_len if max_q_len <= MOST_QUERIES else 1
     decode_heads = HeadGroups(memory.num_kv_heads, group, memory.head_dim, chip.depth)
@@ -139,10 +155,33 @@ def plan(
     prefill_tiling = tuning.choose(chip, shape(memory, chip, num_heads, columns, MOST_QUERIES + 1))
     longest = max(decode_tiling.chunk, prefill_tiling.chunk if max_q_len > few else 0) // memory.block_size
     padded = -(-columns // longest) * longest
-    height = 1 << max((TILE_ROWS // prefill_heads.rows).bit_length() - 1, 3)
+    height = _tile_height(chip, prefill_heads, prefill_tiling, memory)
     return Plan(
-        memory, few, decode_heads, decode_tiling, prefill_heads, prefill_tiling, height, padded, chip, interpret
+        memory,
+        max_q_len,
+        few,
+        decode_heads,
+        decode_tiling,
+        prefill_heads,
+        prefill_tiling,
+        height,
+        padded,
+        chip,
+        interpret,
     )
+
+
+def _tile_height(chip: Chip, heads: HeadGroups, tiling: Tiling, memory: Memory) -> int:
+    """Query tokens of a prefill's tile: enough for the matrix unit, unless VMEM has no room for them."""
+    kv_bytes = tiling.buffers * tiling.chunk * memory.width * 4 // words.per_word(memory.dtype)
+    size = 4 if memory.dtype == "float32" else 2
+    row = (tiling.buffers + 1) * heads.q_lanes * size + 2 * heads.out_lanes * size  # queries, and results on their way
+    row += (2 * LANES + heads.out_lanes) * 4  # running maximum, sum, and weighted sum
+    room = (tiling.vmem or chip.vmem) - kv_bytes
+    height = 1 << max((TILE_ROWS // heads.rows).bit_length() - 1, 3)
+    while height > 8 and height * heads.count * heads.rows * row > room:
+        height //= 2
+    return height
 
 
 def shape(memory: Memory, chip: Chip, num_heads: int, columns: int, queries: int) -> tuning.Shape:
@@ -163,6 +202,11 @@ def shape(memory: Memory, chip: Chip, num_heads: int, columns: int, queries: int
     )
 
 
+def table_size(rows: int, columns: int) -> int:
+    """Entries of a flat table: whole tiles of what is copied at once."""
+    return -(-rows * columns // LANES) * LANES
+
+
 def prepare(
     how: Plan,
     block_tables_RM: Int32[Array, "R M"],
@@ -174,8 +218,11 @@ def prepare(
 ) -> Work:
     """What the kernels are told of a batch; the same in all layers."""
     q_lens_R = cu_q_lens_R1[1:] - cu_q_lens_R1[:-1]
+    # Rows that contradict themselves or their table take no part: a kernel's copies know no bounds.
+    sound_R = (kv_lens_R >= q_lens_R) & (kv_lens_R <= block_tables_RM.shape[1] * how.memory.block_size)
+    q_lens_R = jnp.where(sound_R, q_lens_R, 0)
     tables = jnp.pad(block_tables_RM, ((0, 0), (0, how.columns - block_tables_RM.shape[1]))).reshape(-1)
-    tables = jnp.pad(tables, (0, -tables.shape[0] % LANES))
+    tables = jnp.pad(tables, (0, table_size(block_tables_RM.shape[0], how.columns) - tables.shape[0]))
     small_R, cores = (q_lens_R > 0) & (q_lens_R <= how.few), how.chip.cores
     if max_q_len <= how.few:
         return Work(tables, rows.choose(small_R, kv_lens_R, cu_q_lens_R1, cores=cores), None)
@@ -224,6 +271,9 @@ def attend(
     if mixed is not None:
         q_few = q_THD.at[mixed.token_R].get(mode="fill", fill_value=0)
         kv_few = None if kv_TF is None else kv_TF.at[mixed.token_R].get(mode="fill", fill_value=0)
+    if mixed is not None and kv_TF is not None:  # first, for others may share these blocks
+        fresh = write.in_order(kv_TF, how.memory.block_size)
+        cache_LNWF = write.write(mixed.units, fresh, cache_LNWF, layer, **call)
     new_T1F = None if kv_few is None else words.one_a_word(kv_few)
     inputs = _inputs(how, work, how.decode_heads, how.few, q_few, new_T1F, cache_LNWF, layer, options)
     out, cache_LNWF = stream(
@@ -232,10 +282,6 @@ def attend(
     out_few = how.decode_heads.by_head(out)
     if mixed is None:
         return out_few, cache_LNWF
-    if kv_TF is not None:
-        fresh = write.in_order(kv_TF, how.memory.block_size)
-        cache_LNWF = write.write(mixed.units, fresh, cache_LNWF, layer, **call)
-    options = options._replace(tree_RQ=None)  # whose rows are short
     inputs = _inputs(how, work, how.prefill_heads, how.height, q_THD, None, cache_LNWF, layer, options)
     out, _ = stream(
         Prefill, mixed.prefill, inputs, heads=how.prefill_heads, queries=how.height, tiling=how.prefill_tiling, **call
@@ -271,7 +317,7 @@ def _inputs(
         columns=how.columns,
         layer=jnp.asarray(layer, jnp.int32),
         score_scale=scale,
-        sliding_window=None if options.sliding_window is None else jnp.asarray(options.sliding_window, jnp.int32),
+        sliding_window=None if options.sliding_window is None else jnp.maximum(options.sliding_window, 1),
         soft_cap=None if cap is None else cap * LOG2E,
         sinks_UV=None if sinks is None else heads.row_values(sinks, queries),
         scales_2UV=scales,

@@ -108,7 +108,7 @@ class Decode(Trips):
             item = self.walk.item(i, p)
             masked.append(self._keep(k, self._masked(item, u, 0, slice(None), scores[k]())))
         found = [_softmax(score, self._kind) for score in masked]
-        return [(peak, mass, functools.partial(lambda weight: weight, weight)) for peak, mass, weight in found]
+        return [(peak, mass, lambda weight=weight: weight) for peak, mass, weight in found]
 
     def _weights_in_a_loop(
         self, i: Count, pairs: list[tuple[int, int]], scores: list[Callable[[], Array]]
@@ -126,11 +126,8 @@ class Decode(Trips):
                 own["peaks"][k, mine, :] = jnp.broadcast_to(peak, (rows, LANES))
                 own["masses"][k, mine, :] = jnp.broadcast_to(mass, (rows, LANES))
 
-        lax.fori_loop(0, len(pairs), one, None)
-        return [
-            (own["peaks"][k], own["masses"][k], functools.partial(lambda k: own["weights"][k], k))
-            for k in range(len(pairs))
-        ]
+        lax.fori_loop(0, len(pairs), one, None, unroll=softmaxes_at_once(len(pairs)))
+        return [(own["peaks"][k], own["masses"][k], lambda k=k: own["weights"][k]) for k in range(len(pairs))]
 
     def _masked(self, item: Item, u: Any, t: int, rows: Any, score: Array) -> Array:
         """Scores of query t in base 2; very low where it does not see a token."""
@@ -148,7 +145,8 @@ class Decode(Trips):
             bits = self.tree[self.walk.table_row(item.row) * self.cut.queries + t]
             nth = place - (count - queries)
             shown = lax.shift_right_logical(jnp.broadcast_to(bits, nth.shape), jnp.clip(nth, 0, 31)) & 1
-            seen = (nth < 0) | ((shown == 1) & (place < count))
+            before = self.walk.in_window(nth < 0, place, limit)  # branches of a tree are shorter than they lie
+            return jnp.where(before | ((shown == 1) & (place < count)), score, MASKED)
         return jnp.where(self.walk.in_window(seen, place, limit), score, MASKED)
 
     @property
@@ -169,6 +167,11 @@ class Decode(Trips):
         for j in range(1, heads.heads):
             picked = jnp.where(own == j, value[:, j * width : (j + 1) * width], picked)
         return picked
+
+
+def softmaxes_at_once(pairs: int) -> int:
+    """How many of a trip's softmaxes of several queries a turn of their loop does; two hide each other's latency."""
+    return 2 if pairs % 2 == 0 else 1
 
 
 def _softmax(score: Callable[[], Array], kind: Any) -> tuple[Array, Array, Array]:

@@ -37,6 +37,11 @@ class Prefill(Trips):
         self._settle(i, p, item)
         pl.when(self.walk.is_first(item))(lambda: self._begin(i))
 
+    def _q_copies(self, i: Count, p: int, item: Item) -> list[tuple[Any, Any]]:
+        """Once a tile: `_begin` keeps them."""
+        first = self.walk.is_first(item)
+        return [(copy, there & first) for copy, there in super()._q_copies(i, p, item)]
+
     def _begin(self, i: Count) -> None:
         """Puts the rows of a group side by side, and forgets the tile before."""
         heads, height = self.heads, self.mine.own["q"].shape[1]

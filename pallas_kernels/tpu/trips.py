@@ -24,9 +24,8 @@ from jaxtyping import Array
 from pallas_kernels.tpu import words
 from pallas_kernels.tpu.heads import HeadGroups
 from pallas_kernels.tpu.walk import FIELDS, Count, Cut, Item, TableReader, Walk, halves
-from pallas_kernels.tpu.words import LANES, SUBLANES
+from pallas_kernels.tpu.words import LANES, PIECE, SUBLANES
 
-PIECE = 512  # lanes that are changed at once, for registers to suffice
 MASKED = -1e30  # finite, so that a chunk that a query sees nothing of merges without NaN
 
 Orders: TypeAlias = list[Callable[[], None]]
@@ -175,7 +174,7 @@ class Trips:
         return item
 
     def _slot(self, i: Count, p: int) -> Count:
-        return (i & (self.tiling.buffers - 1)) * self.cut.items + p
+        return self._buffer(i) * self.cut.items + p
 
     def _buffer(self, i: Count) -> Count:
         return i & (self.tiling.buffers - 1)
@@ -323,7 +322,7 @@ class Trips:
         base = (block * self.num_words + word) * self.per_word
         count = self.walk.in_chunk(item)
         kept = count - self.walk.queries(item.row) if self.features.writes else count
-        mask = _low_tokens(kept - base - row * self.per_word, self.per_word)
+        mask = words.first_tokens(kept - base - row * self.per_word, self.per_word)
         for lane in range(0, tile.shape[1], PIECE):
             piece = slice(lane, min(lane + PIECE, tile.shape[1]))
             held = tile[:, piece] & mask
@@ -364,11 +363,3 @@ class Trips:
         return lax.dot_general(
             a, b, (((1,), (axis,)), ((), ())), precision=precision, preferred_element_type=jnp.float32
         )
-
-
-def _low_tokens(count: Array, per_word: int) -> Array:
-    """A mask of a word's first ``count`` tokens: none if that is below 0, all if it is more than there are."""
-    mask = jnp.where(count >= per_word, -1, 0)
-    for few in range(1, per_word):
-        mask = jnp.where(count == few, (1 << (32 // per_word * few)) - 1, mask)
-    return mask

@@ -32,11 +32,11 @@ class Item(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    """How rows are cut. All are powers of two.
+    """How rows are cut.
 
     Attributes:
-      block: Tokens of a block.
-      chunk: Tokens of a chunk.
+      block: Tokens of a block; a power of two.
+      chunk: Tokens of a chunk; a power of two.
       items: Items of a trip.
       queries: The most queries of a row.
     """
@@ -54,10 +54,6 @@ class Cut:
     def ids(self) -> int:
         """Entries of the table that are copied for an item: whole tiles, since a copy may not begin elsewhere."""
         return max(self.blocks, LANES)
-
-    def columns(self, columns: int) -> int:
-        """Columns that a table must be padded to, for the entries of a chunk to lie in one copy."""
-        return -(-columns // self.blocks) * self.blocks
 
 
 def halves(count: Count | int, most: int) -> Iterator[tuple[Any, int, Any]]:

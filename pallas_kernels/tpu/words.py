@@ -16,6 +16,7 @@ from jaxtyping import Array, Int32, Shaped
 
 LANES = 128
 SUBLANES = 8
+PIECE = 512  # lanes that a kernel changes at once, for registers to suffice
 
 
 def per_word(dtype: jnp.dtype | str) -> int:
@@ -53,3 +54,11 @@ def one_a_word(tokens: Shaped[Array, "T F"]) -> Int32[Array, "T 1 F"]:
     addressed alone, which a row of a packed type cannot."""
     bits = lax.bitcast_convert_type(tokens, jnp.dtype(f"uint{8 * tokens.dtype.itemsize}"))
     return lax.bitcast_convert_type(bits.astype(jnp.uint32), jnp.int32)[:, None]
+
+
+def first_tokens(count: Int32[Array, "..."], each: int) -> Int32[Array, "..."]:
+    """A mask of a word's first ``count`` tokens: none if that is below 0, all ``each`` if it is more than there are."""
+    mask = jnp.where(count >= each, -1, 0)
+    for few in range(1, each):
+        mask = jnp.where(count == few, (1 << (32 // each * few)) - 1, mask)
+    return mask

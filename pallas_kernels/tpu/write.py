@@ -18,10 +18,9 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Bool, Int32, Shaped
 
 from pallas_kernels.tpu import words
-from pallas_kernels.tpu.words import SUBLANES
+from pallas_kernels.tpu.words import PIECE, SUBLANES
 
 BUFFERS = 2
-PIECE = 512  # lanes that are moved at once, for registers to suffice
 
 
 class Units(NamedTuple):
@@ -74,7 +73,7 @@ def in_order(tokens_TF: Shaped[Array, "T F"], block_size: int) -> Int32[Array, "
 
 def write(
     work: Units,
-    new_WF: Int32[Array, "X F"],
+    new_WF: Int32[Array, "W2 F"],
     cache_LNWF: Int32[Array, "L N W F"],
     layer: Int32[Array, ""],
     *,
@@ -166,7 +165,9 @@ def _kernel(
         pl.when(partial)(lambda: old_copy(i).wait())
         word, skip = start(i)
         row = lax.broadcasted_iota(jnp.int32, (num_words, 1), 0)
-        fresh_bits = _places(part(3, i) - row * each, each) & ~_places(part(2, i) - row * each, each)
+        fresh_bits = words.first_tokens(part(3, i) - row * each, each) & ~words.first_tokens(
+            part(2, i) - row * each, each
+        )
         # A register's rows turn round together, so the window's length may be any multiple of a tile's.
         turn = window.shape[1] - word % SUBLANES
         for lane in range(0, lanes, PIECE):
@@ -185,11 +186,3 @@ def _kernel(
     lax.fori_loop(0, count[0], one, None)
     pl.when(count[0] > 1)(lambda: out_copy(count[0] - 2).wait())
     pl.when(count[0] > 0)(lambda: out_copy(count[0] - 1).wait())
-
-
-def _places(count: Array, each: int) -> Array:
-    """A mask of the first ``count`` tokens of a word."""
-    mask = jnp.where(count >= each, -1, 0)
-    for few in range(1, each):
-        mask = jnp.where(count == few, (1 << (32 // each * few)) - 1, mask)
-    return mask

@@ -13,6 +13,7 @@ from pallas_kernels import tuning
 from pallas_kernels.cases import CASES
 from pallas_kernels.tpu import attention
 from pallas_kernels.tpu.chips import CHIPS, Chip
+from pallas_kernels.tpu.decode import softmaxes_at_once
 from pallas_kernels.tpu.trips import Tiling
 
 CHIP_NAMES = tuple(CHIPS)
@@ -62,8 +63,13 @@ def _figures(chip: str, name: str, compiled: schedules.Made, tiling: Tiling | No
     plan = attention.plan(memory, num_heads=num_heads, columns=columns, max_q_len=queries, chip=made)
     tiling = tiling or (plan.prefill_tiling if prefill else plan.decode_tiling)
     work = kernel.inner if prefill else kernel.trip
-    trips = plan.prefill_heads.count if prefill else 1  # the loop is one over groups, and each does its part of the KV
-    cycles = work.bundles * trips / (tiling.chunk * tiling.items)
+    # Prefill's loop is one over groups, each of which does its part of the KV; in decode, rows of several queries have
+    # one over items and groups for their softmax.
+    times = plan.prefill_heads.count if prefill else 1
+    pairs = tiling.items * plan.decode_heads.count
+    again = 0 if prefill or queries == 1 else pairs // softmaxes_at_once(pairs) - 1
+    bundles = work.bundles * times + again * max((loop.bundles for loop in kernel.within(work)), default=0)
+    cycles = bundles / (tiling.chunk * tiling.items)
     stored = layout.bytes_per_block / case.block_size
     bound = stored / (made.bytes_per_second / made.hertz)
     return {
@@ -78,6 +84,7 @@ def _figures(chip: str, name: str, compiled: schedules.Made, tiling: Tiling | No
         "smem_bytes": kernel.smem_bytes,
         "dmas": work.dmas,
         "temp_bytes": compiled.temp_bytes,
+        "cache_bytes": compiled.cache_bytes,
         "bandwidth_bound": round(bound, 3),
         "share_of_bandwidth": round(min(1.0, bound / cycles), 3),
         "padding": round(stored / case.token_bytes - 1, 3),

@@ -58,20 +58,16 @@ class Kernel:
 
     Attributes:
       name: As `pallas_call` was given it.
-      bundles: All of them.
       loops: In the order of the text, outer before inner.
       spills: Vector registers that are put away.
       vmem_bytes, smem_bytes: Of its scratch.
-      dmas: Copies in the text.
     """
 
     name: str
-    bundles: int
     loops: tuple[Loop, ...]
     spills: int
     vmem_bytes: int
     smem_bytes: int
-    dmas: int
 
     @property
     def trip(self) -> Loop:
@@ -84,6 +80,9 @@ class Kernel:
         doing = self._doing()
         inner = [loop for loop in doing if not any(loop.holds(other) for other in doing)]
         return max(inner, key=lambda loop: (loop.matmuls, -loop.bundles))
+
+    def within(self, outer: Loop) -> list[Loop]:
+        return [loop for loop in self.loops if outer.holds(loop)]
 
     def _doing(self) -> list[Loop]:
         return [loop for loop in self.loops if loop.matmuls]
@@ -179,12 +178,10 @@ def _kernel(name: str, text: str, usage: str) -> Kernel:
         loops.append(Loop(first, end, matmuls, matmuls / max(1, capacity[product] * (end - first)), inside))
     return Kernel(
         name=name,
-        bundles=len(rows),
         loops=tuple(sorted(loops, key=lambda loop: (loop.begin, -loop.bundles))),
         spills=sum(row[spill] for row in rows),
         vmem_bytes=_memory(text, "vmem"),
         smem_bytes=_memory(text, "smem"),
-        dmas=len(copies),
     )
 
 
