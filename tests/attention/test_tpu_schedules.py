@@ -51,7 +51,7 @@ def test_promised_figures(chip):
         assert one["cycles_per_sequence"] <= MOST_CYCLES_A_SEQUENCE.get(key, 1e9), one
         assert one["busy"] >= LEAST_BUSY.get(key, 0), one
         assert one["compile_s"] <= MOST_COMPILE_SECONDS, one
-        # No copy of a cache is hidden; a prefill's queries and new tokens take room, but less than one of its two layers.
+        # No copy of a cache is hidden; a prefill's queries and new tokens take room, less than one of its two layers.
         share = 0.05 if "decode" in one["case"] else 0.5
         assert one["temp_bytes"] <= share * one["cache_bytes"], one
         if "decode" in one["case"] and chip != "v4":

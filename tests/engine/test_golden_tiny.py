@@ -44,8 +44,10 @@ def test_tokens_and_scores(family, name):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"block_size": 1, "decode_steps": 1},
-        {"block_size": 128, "max_num_seqs": 3, "max_num_batched_tokens": 100},
+        pytest.param({"block_size": 1, "decode_steps": 1}, marks=pytest.mark.every_setting),
+        pytest.param(
+            {"block_size": 128, "max_num_seqs": 3, "max_num_batched_tokens": 100}, marks=pytest.mark.every_setting
+        ),
         {"max_num_seqs": 1, "max_num_batched_tokens": 3},
         {"num_blocks": 32, "decode_steps": 40},
     ],

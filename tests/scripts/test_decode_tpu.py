@@ -8,12 +8,12 @@ import pytest
 from tests.models_tiny import golden
 from tests.scripts.running import TINY, Script
 
-MOST = 6  # tokens: an interpreted step takes a tenth of a second
+MOST = 4  # tokens: an interpreted step takes a tenth of a second
 
 
 @pytest.mark.one_python
 def test_a_golden_model_gives_equal_tokens(tmp_path: Path):
-    cases = golden("llama", "golden_float32")
+    cases = golden("llama", "golden_float32")[:2]
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt_token_ids": case["prompt"]}) + "\n" for case in cases))
     done = Script("decode.py", {}).run(
