@@ -60,6 +60,9 @@ CASES = {
     "decode_e5m2_b32": Case(dtype="float8_e5m2", block_size=32, scales=True),
     "decode_int8_b32": Case(dtype="int8", block_size=32, scales=True),
     "prefill_bf16_b16": Case(queries=512, rows=4),
+    "prefill_bf16_b16_group7": Case(num_heads=28, num_kv_heads=4, queries=512, rows=4),
+    "prefill_f32_b16": Case(dtype="float32", queries=512, rows=4),
+    "prefill_int8_b32": Case(dtype="int8", block_size=32, scales=True, queries=512, rows=4),
     "prefill_bf16_b16_d64_window": Case(queries=512, rows=4, head_dim=64, sliding_window=1024),
     "prefill_e4m3_b64_softcap_sinks": Case(
         queries=512, rows=4, dtype="float8_e4m3fn", block_size=64, scales=True, soft_cap=50.0, sinks=True

@@ -4,9 +4,9 @@
     python scripts/tune.py --chip=all --case=all --only_spills
 
 Each case is compiled for the chip, which need not be there, with the tiling that is in force and with others near it.
-The best is the one whose static schedule takes the fewest cycles for a token of those that spill no register, or the
-least, if all do. It is written to tuned/<chip>.json under the case's shape, unless what is in force is as good. Kernels
-of the same shape then use it on their next start.
+The best is the one whose static schedule spills the fewest registers, of those that take at most half as many cycles
+again as the fastest; of equals, the fastest. It is written to tuned/<chip>.json under the case's shape, unless what is
+in force is as good. Kernels of the same shape then use it on their next start. Nothing is timed yet.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array
 
-from pallas_kernels.tpu.trips import MASKED, Settings, Trips
+from pallas_kernels.tpu.trips import MASKED, Orders, Settings, Trips
 from pallas_kernels.tpu.walk import Count, Item
 from pallas_kernels.tpu.words import LANES
 
@@ -45,7 +45,7 @@ class Decode(Trips):
         self._finish(i, p)
         self._settle(i, p, self.walk.item(i, p))
 
-    def _attend(self, i: Count, orders: list[Callable[[], None]]) -> None:
+    def _attend(self, i: Count, orders: Orders) -> None:
         pairs = [(p, u) for p in range(self.cut.items) for u in range(self.heads.count)]
         spread = _Spread(orders, self.tiling.early, len(pairs))
         scores = [self._keep(k, spread.after(self._scores(i, p, u))) for k, (p, u) in enumerate(pairs)]

@@ -25,6 +25,16 @@ class Rows(NamedTuple):
     bounds: Int32[Array, " C1"]
 
 
+def unroll(many_R: Int32[Array, " R"], most: int) -> tuple[Array, Array, Array]:
+    """Numbers the parts of all rows, row r having ``many_R[r]``: the row of each of ``most``, its number there, and how
+    many there are."""
+    ends_R = jnp.cumsum(many_R, dtype=jnp.int32)
+    part_X = jnp.arange(most, dtype=jnp.int32)
+    row_X = jnp.sum(ends_R[None] <= part_X[:, None], axis=1, dtype=jnp.int32)
+    row_X = jnp.minimum(row_X, many_R.shape[0] - 1)
+    return row_X, part_X - (ends_R - many_R)[row_X], ends_R[-1]
+
+
 def tiles(
     wanted_R: Bool[Array, " R"],
     kv_lens_R: Int32[Array, " R"],
@@ -38,16 +48,13 @@ def tiles(
     num_rows = kv_lens_R.shape[0]
     most = num_tokens // height + min(num_rows, num_tokens)
     q_lens_R = jnp.where(wanted_R, cu_q_lens_R1[1:] - cu_q_lens_R1[:-1], 0)
-    many_R = -(-q_lens_R // height)
-    ends_R = jnp.cumsum(many_R, dtype=jnp.int32)
-    tile_X = jnp.arange(most, dtype=jnp.int32)
-    real_X = tile_X < ends_R[-1]
-    row_X = jnp.minimum(jnp.sum(ends_R[None] <= tile_X[:, None], axis=1, dtype=jnp.int32), num_rows - 1)
-    before_X = (tile_X - (ends_R - many_R)[row_X]) * height
+    row_X, nth_X, count = unroll(-(-q_lens_R // height), most)
+    before_X = nth_X * height
     count_X = jnp.minimum(height, q_lens_R[row_X] - before_X)
     kv_X = kv_lens_R[row_X] - q_lens_R[row_X] + before_X + count_X
     columns = [row_X, kv_X, cu_q_lens_R1[row_X] + before_X, count_X]
-    return _rows([jnp.where(real_X, column, 0) for column in columns], ends_R[-1], cores)
+    real_X = jnp.arange(most, dtype=jnp.int32) < count
+    return _rows([jnp.where(real_X, column, 0) for column in columns], count, cores)
 
 
 def choose(

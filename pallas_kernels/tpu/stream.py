@@ -22,13 +22,19 @@ class Inputs(NamedTuple):
     """What a kernel reads, besides the rows. Here U counts groups, V a group's rows, Z all groups' rows, X lanes.
 
     Attributes:
-      q_TZX: Queries by `HeadGroups.by_row`. new_T1F: The queries' own KV, a word each; None only reads. cache_LNWF: KV
-      memory of all layers, as words. tables: Block tables, flat, padded to whole tiles of 128 ids. columns: Of a table;
-      a multiple of a chunk's blocks. layer: Which layer. score_scale: Factor on q·k, in base 2 unless there is a cap.
-      sliding_window: Last tokens that a query sees, its own included. soft_cap: In base 2. sinks_UV: A logit a row, in
-      base 2. scales_2UV: Factors on the scores, which hold ``score_scale`` too, and on the outputs, for each row.
+      q_TZX: Queries by `HeadGroups.by_row`.
+      new_T1F: The queries' own KV, a word each; None only reads.
+      cache_LNWF: KV memory of all layers, as words.
+      tables: Block tables, flat, padded to whole tiles of 128 ids.
+      columns: Of a table; a multiple of a chunk's blocks.
+      layer: Which layer.
+      score_scale: Factor on q·k, in base 2 unless there is a cap.
+      sliding_window: Last tokens that a query sees, its own included.
+      soft_cap: In base 2.
+      sinks_UV: A logit a row, in base 2.
+      scales_2UV: Factors on the scores, which hold ``score_scale`` too, and on the outputs, for each row.
       tree_RQ: For each query, flat, which of its row's queries it sees: bit j for query j. None: itself and those
-      before.
+        before.
     """
 
     q_TZX: Float[Array, "T Z X"]

@@ -10,6 +10,7 @@ block, may be anything, and so is kept out of the scores by a mask and out of th
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -115,7 +116,7 @@ class Operands(NamedTuple):
     tree: Any  # SMEM [R·Q]
 
 
-class Trips:
+class Trips(abc.ABC):
     """The loop of one core. What a trip does with the KV that has come is a subclass's."""
 
     def __init__(
@@ -179,9 +180,9 @@ class Trips:
     def _buffer(self, i: Count) -> Count:
         return i & (self.tiling.buffers - 1)
 
-    def _orders(self, i: Count) -> list[Callable[[], None]]:
+    def _orders(self, i: Count) -> Orders:
         """All copies that trip i needs, each small."""
-        orders: list[Callable[[], None]] = []
+        orders: Orders = []
         for p in range(self.cut.items):
             item = self.walk.item(i, p)
             self.reader.copy(i, p, item).wait()
@@ -255,13 +256,13 @@ class Trips:
         for copy, there in self._out_copies(i - 1, p, item):
             pl.when(walk.is_last(item) & there)(copy.start)
 
+    @abc.abstractmethod
     def _once_a_row(self, i: Count, p: int) -> None:
         """What happens where a row begins or ends, before the arithmetic of its chunk."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _attend(self, i: Count, orders: Orders) -> None:
         """The arithmetic of a trip, and between it the orders for a later one."""
-        raise NotImplementedError
 
     def _settle(self, i: Count, p: int, item: Item) -> None:
         """Makes the chunk readable: zeroes for values of tokens that nobody sees, and new tokens in their place."""

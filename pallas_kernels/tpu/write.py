@@ -18,6 +18,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Bool, Int32, Shaped
 
 from pallas_kernels.tpu import words
+from pallas_kernels.tpu.rows import unroll
 from pallas_kernels.tpu.words import PIECE, SUBLANES
 
 BUFFERS = 2
@@ -52,15 +53,13 @@ def units(
     begin_R = kv_lens_R - q_lens_R
     first_R = begin_R // block_size
     many_R = jnp.where(q_lens_R > 0, (kv_lens_R - 1) // block_size - first_R + 1, 0)
-    ends_R = jnp.cumsum(many_R, dtype=jnp.int32)
-    unit_X = jnp.arange(most, dtype=jnp.int32)
-    row_X = jnp.minimum(jnp.sum(ends_R[None] <= unit_X[:, None], axis=1, dtype=jnp.int32), num_rows - 1)
-    column_X = first_R[row_X] + unit_X - (ends_R[row_X] - many_R[row_X])
+    row_X, nth_X, count = unroll(many_R, most)
+    column_X = first_R[row_X] + nth_X
     block_X = block_tables_RM[row_X, jnp.clip(column_X, 0, columns - 1)]
     origin_X = cu_q_lens_R1[row_X] - begin_R[row_X] + column_X * block_size
     low_X = jnp.maximum(begin_R[row_X] - column_X * block_size, 0)
     high_X = jnp.minimum(kv_lens_R[row_X] - column_X * block_size, block_size)
-    return Units(jnp.concatenate([block_X, origin_X, low_X, high_X]), ends_R[-1:])
+    return Units(jnp.concatenate([block_X, origin_X, low_X, high_X]), count[None])
 
 
 def in_order(tokens_TF: Shaped[Array, "T F"], block_size: int) -> Int32[Array, "W F"]:
