@@ -11,8 +11,8 @@ take, only a chip can tell.
 
 --json prints an object a line: chip, case, compile_s, cycles_per_token, cycles_per_sequence, busy (the share of the
 matrix unit's slots in use), spills, vmem_bytes, smem_bytes, dmas (that a trip of the loop orders), temp_bytes and
-cache_bytes (of HBM), bandwidth_bound, share_of_bandwidth, padding (of a token's bytes) and libtpu. libtpu is needed, and
-no TPU.
+cache_bytes (of HBM), bandwidth_bound, share_of_bandwidth, padding (of a token's bytes) and libtpu. libtpu is needed,
+and no TPU.
 """
 
 from __future__ import annotations
