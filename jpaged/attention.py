@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int32
 
 from jpaged import cache as kv
-from jpaged import tpu_attention, xla_attention
+from jpaged import sharding, tpu_attention, xla_attention
 from jpaged.cache import WORDS, KVCache, Scalar
 
 BACKENDS = ("xla", "tpu", "gpu", "tpu_interpret", "gpu_interpret")
@@ -145,26 +148,87 @@ def paged_attention(
     backend = _backend_for(backend, cache.layout)
     _check(q, k, v, cache, block_tables, kv_lens, cu_q_lens, sinks, max_q_len)
     _check_backend(backend, cache, q.shape[0], k_scale, v_scale, tree_mask, max_q_len)
-    batch = xla_attention.Batch(block_tables, kv_lens, cu_q_lens)
+    batch = xla_attention.Batch(*map(jnp.asarray, (block_tables, kv_lens, cu_q_lens)))
     masking = xla_attention.Masking(
         sm_scale=xla_attention.default_sm_scale(q.shape[-1]) if sm_scale is None else sm_scale,
         sliding_window=sliding_window,
         soft_cap=soft_cap,
         sinks_H=sinks,
     )
-    most = min(max_q_len or q.shape[0], q.shape[0])
+    quantisation = None
+    if k_scale is not None and v_scale is not None:
+        quantisation = tpu_attention.Quantisation(k_scale, v_scale)
+    call = functools.partial(_attend, backend, min(max_q_len or q.shape[0], q.shape[0]))
+    if cache.layout.axis is not None:
+        call = functools.partial(_attend_on_each_rank, call)
+    return call(q, k, v, cache, layer, batch, masking, quantisation, tree_mask, work)
+
+
+def _attend(
+    backend: str,
+    most: int,
+    q: Array,
+    k: Array | None,
+    v: Array | None,
+    cache: KVCache,
+    layer: Scalar,
+    batch: xla_attention.Batch,
+    masking: xla_attention.Masking,
+    quantisation: tpu_attention.Quantisation | None,
+    tree_mask: Array | None,
+    work: Any,
+) -> tuple[Array, KVCache]:
+    """The heads of one device."""
     if backend != "xla":
-        how = _plan(backend, cache.layout, q.shape[1], block_tables.shape[1], most)
+        how = _plan(backend, cache.layout, q.shape[1], batch.block_tables_RM.shape[1], most)
         if work is None:
             work = tpu_attention.prepare(how, batch, num_tokens=q.shape[0], max_q_len=most)
-        quantisation = None
-        if k_scale is not None and v_scale is not None:
-            quantisation = tpu_attention.Quantisation(k_scale, v_scale)
         return tpu_attention.attend(how, work, q, k, v, cache, layer, batch, masking, quantisation, tree_mask)
     if k is not None and v is not None:
         block_T, offset_T = _places(batch, q.shape[0], cache.layout)
         cache = kv.write(cache, layer, k, v, block_T, offset_T)
     return xla_attention.attend(q, cache, layer, batch, masking, max_q_len=most), cache
+
+
+def _attend_on_each_rank(
+    call: Callable[..., tuple[Array, KVCache]],
+    q: Array,
+    k: Array | None,
+    v: Array | None,
+    cache: KVCache,
+    layer: Scalar,
+    batch: xla_attention.Batch,
+    masking: xla_attention.Masking,
+    quantisation: tpu_attention.Quantisation | None,
+    tree_mask: Array | None,
+    work: Any,
+) -> tuple[Array, KVCache]:
+    """Each rank its own heads: those of its KV heads, of which it may hold one that others hold too."""
+    layout = cache.layout
+    assert layout.axis is not None
+    if k is not None and v is not None:
+        k, v = (jnp.repeat(x, layout.copies, axis=1) for x in (k, v))
+    if quantisation is not None:
+        each = (jnp.broadcast_to(jnp.asarray(x, jnp.float32), (layout.num_kv_heads,)) for x in quantisation)
+        quantisation = tpu_attention.Quantisation(*(jnp.repeat(x, layout.copies) for x in each))
+
+    def one(q, k, v, data, *rest):
+        out, cache = call(q, k, v, KVCache(data, layout.of_rank), *rest)
+        return out, cache.data
+
+    same: Any = PartitionSpec()
+    split: Any = PartitionSpec(layout.axis)
+    heads = PartitionSpec(None, layout.axis)
+    masking = masking._replace(sm_scale=jnp.asarray(masking.sm_scale, jnp.float32))
+    masking_specs = xla_attention.Masking(same, same, same, split)
+    out, data = sharding.on_each_rank(
+        one,
+        axis=layout.axis,
+        num_ranks=layout.num_ranks,
+        in_specs=(heads, heads, heads, layout.partition, same, same, masking_specs, split, same, same),
+        out_specs=(heads, layout.partition),
+    )(q, k, v, cache.data, jnp.asarray(layer, jnp.int32), batch, masking, quantisation, tree_mask, work)
+    return out, cache.replace(data=data)
 
 
 def prepare(
@@ -190,14 +254,18 @@ def prepare(
     if backend == "xla":
         return None
     most = min(max_q_len or num_tokens, num_tokens)
-    how = _plan(backend, layout, num_heads, block_tables.shape[1], most)
-    batch = xla_attention.Batch(block_tables, kv_lens, cu_q_lens)
+    how = _plan(backend, layout, num_heads // layout.num_ranks, block_tables.shape[1], most)
+    batch = xla_attention.Batch(*map(jnp.asarray, (block_tables, kv_lens, cu_q_lens)))
     return tpu_attention.prepare(how, batch, num_tokens=num_tokens, max_q_len=most)
 
 
 def _plan(backend: str, layout: kv.KVLayout, num_heads: int, columns: int, max_q_len: int) -> Any:
     return tpu_attention.plan(
-        layout, num_heads=num_heads, columns=columns, max_q_len=max_q_len, interpret=backend == "tpu_interpret"
+        layout.of_rank,
+        num_heads=num_heads,
+        columns=columns,
+        max_q_len=max_q_len,
+        interpret=backend == "tpu_interpret",
     )
 
 
@@ -289,6 +357,11 @@ def _check(q, k, v, cache: KVCache, block_tables, kv_lens, cu_q_lens, sinks, max
         faults.append(
             f"{q.shape=} must be [T, H, {layout.head_dim}], H a multiple of the cache's "
             f"{layout.num_kv_heads} KV heads; try q.reshape(T, H, D), or a cache of another KVLayout"
+        )
+    elif q.shape[1] % layout.num_ranks:
+        faults.append(
+            f"{q.shape[1]} query heads are split over num_ranks={layout.num_ranks}, which must divide them; "
+            f"try {math.gcd(q.shape[1], layout.num_ranks)} ranks"
         )
     wanted = (q.shape[0], layout.num_kv_heads, layout.head_dim)
     way_out = "one key and value for each query token, as many heads as the cache's KVLayout has"

@@ -12,12 +12,15 @@ import functools
 import math
 from typing import TypeAlias
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax import lax
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int32
 
+from jpaged import sharding
 from pallas_kernels.tpu import copy as copies
 from pallas_kernels.tpu import words
 
@@ -38,6 +41,9 @@ class KVLayout:
       order: A permutation of the letters of ``CANONICAL``, or ``WORDS``. ``"LCKNBD"``, the order of the ``xla``
         backend, puts the tokens of one head of one block side by side, so that a gather of blocks is already batched by
         head.
+      axis: Mesh axis that the heads are split over; None for a cache that one device holds.
+      num_ranks: Its size, R. Each rank's keys and values lie together. With fewer KV heads than ranks, R/K ranks hold
+        each.
     """
 
     num_layers: int
@@ -47,15 +53,26 @@ class KVLayout:
     head_dim: int
     dtype: str = "float32"
     order: str = "LCKNBD"
+    axis: str | None = None
+    num_ranks: int = 1
 
     def __post_init__(self):
-        sizes = {k: getattr(self, k) for k in ("num_layers", "num_blocks", "block_size", "num_kv_heads", "head_dim")}
+        names = ("num_layers", "num_blocks", "block_size", "num_kv_heads", "head_dim", "num_ranks")
+        sizes = {k: getattr(self, k) for k in names}
         faults = [f"{name}={size} must be at least 1; try 1 or more" for name, size in sizes.items() if size < 1]
         if self.order != WORDS and sorted(self.order) != sorted(CANONICAL):
             faults.append(f"order={self.order!r} must be a permutation of {CANONICAL!r}, or {WORDS!r}; try the default")
         size = jnp.dtype(self.dtype).itemsize
         if self.order == WORDS and (size > 4 or self.block_size * size % 4):
             faults.append(f"dtype={self.dtype!r} and block_size={self.block_size} must make words of 4 bytes; try 16")
+        if (self.axis is None) != (self.num_ranks == 1):
+            faults.append(f"axis={self.axis!r} and num_ranks={self.num_ranks} must both be given; try the mesh's")
+        fewer, more = sorted((self.num_kv_heads, self.num_ranks))
+        if fewer > 0 and more % fewer:
+            faults.append(
+                f"num_kv_heads={self.num_kv_heads} and num_ranks={self.num_ranks} must be one a multiple of the other; "
+                f"try {math.gcd(fewer, more)} ranks"
+            )
         if faults:
             raise ValueError("; ".join(faults))
 
@@ -63,9 +80,29 @@ class KVLayout:
     def shape(self) -> tuple[int, ...]:
         if self.order == WORDS:
             tall = self.block_size // words.per_word(self.dtype)
-            return self.num_layers, self.num_blocks, tall, words.width(self.num_kv_heads, self.head_dim)
-        size = dict(zip(CANONICAL, self.canonical_shape, strict=True))
+            lanes = self.num_ranks * words.width(self.of_rank.num_kv_heads, self.head_dim)
+            return self.num_layers, self.num_blocks, tall, lanes
+        size = dict(zip(CANONICAL, self.canonical_shape, strict=True)) | {"K": self.num_kv_heads * self.copies}
         return tuple(size[axis] for axis in self.order)
+
+    @property
+    def of_rank(self) -> KVLayout:
+        """The layout of what one rank holds."""
+        heads = max(1, self.num_kv_heads // self.num_ranks)
+        return dataclasses.replace(self, num_kv_heads=heads, axis=None, num_ranks=1)
+
+    @property
+    def copies(self) -> int:
+        """How many ranks hold a head."""
+        return max(1, self.num_ranks // self.num_kv_heads)
+
+    @property
+    def partition(self) -> PartitionSpec:
+        """How the array is split over the mesh."""
+        if self.axis is None:
+            return PartitionSpec()
+        split = len(self.order) if self.order == WORDS else self.order.index("K")
+        return PartitionSpec(*[None] * split, self.axis)
 
     @property
     def canonical_shape(self) -> tuple[int, ...]:
@@ -103,8 +140,16 @@ class KVCache(struct.PyTreeNode):
 
 
 def create(layout: KVLayout) -> KVCache:
-    """Returns a cache of zeros."""
-    return KVCache(jnp.zeros(layout.shape, layout.stored_dtype), layout)
+    """Returns a cache of zeros, split over the mesh in use if the layout is.
+
+    Raises:
+      ValueError: that mesh is another one.
+    """
+    if layout.axis is None:
+        return KVCache(jnp.zeros(layout.shape, layout.stored_dtype), layout)
+    sharding.mesh_with(layout.axis, layout.num_ranks)
+    zeros = functools.partial(jnp.zeros, layout.shape, layout.stored_dtype)
+    return KVCache(jax.jit(zeros, out_shardings=layout.partition)(), layout)
 
 
 def write(
@@ -132,16 +177,27 @@ def copy_blocks(cache: KVCache, src_J: Int32[Array, " J"], dst_J: Int32[Array, "
 
     The trip count is the number of real copies, so a step without any pays nothing, and each copy is in place.
     """
-    if cache.layout.order == WORDS:
-        data = lax.platform_dependent(
-            cache.data, src_J, dst_J, tpu=copies.copy_blocks, default=functools.partial(_copy_blocks, cache.layout)
+    layout = cache.layout
+    copy = functools.partial(_copy_blocks, layout.of_rank)
+    if layout.axis is not None:
+        copy = sharding.on_each_rank(
+            copy,
+            axis=layout.axis,
+            num_ranks=layout.num_ranks,
+            in_specs=(layout.partition, PartitionSpec(), PartitionSpec()),
+            out_specs=layout.partition,
         )
-    else:
-        data = _copy_blocks(cache.layout, cache.data, src_J, dst_J)
-    return cache.replace(data=data)
+    return cache.replace(data=copy(cache.data, src_J, dst_J))
 
 
 def _copy_blocks(layout: KVLayout, data: Array, src_J: Array, dst_J: Array) -> Array:
+    in_turn = functools.partial(_copy_in_turn, layout)
+    if layout.order != WORDS:
+        return in_turn(data, src_J, dst_J)
+    return lax.platform_dependent(data, src_J, dst_J, tpu=copies.copy_blocks, default=in_turn)
+
+
+def _copy_in_turn(layout: KVLayout, data: Array, src_J: Array, dst_J: Array) -> Array:
     axis, null = layout.block_axis, layout.num_blocks
     real_J = dst_J < null
     first_J = jnp.argsort(~real_J, stable=True)
@@ -170,16 +226,24 @@ def write_blocks(cache: KVCache, ids_J: Int32[Array, " J"], blocks_JLBCKD: Array
 
 def pack(layout: KVLayout, blocks_LNBCKD: Array) -> Array:
     """Turns blocks in canonical order into the layout's order; any number of them."""
+    if layout.copies > 1:
+        blocks_LNBCKD = jnp.repeat(blocks_LNBCKD, layout.copies, axis=CANONICAL.index("K"))
     if layout.order != WORDS:
         return blocks_LNBCKD.transpose([CANONICAL.index(axis) for axis in layout.order])
-    flat_LNBF = blocks_LNBCKD.reshape(*blocks_LNBCKD.shape[:3], -1)
-    padding = words.width(layout.num_kv_heads, layout.head_dim) - flat_LNBF.shape[-1]
-    return words.to_words(jnp.pad(flat_LNBF, ((0, 0), (0, 0), (0, 0), (0, padding))))
+    *lead, both, heads, head_dim = blocks_LNBCKD.shape
+    ranked = blocks_LNBCKD.reshape(*lead, both, layout.num_ranks, heads // layout.num_ranks, head_dim)
+    ranked = jnp.moveaxis(ranked, -3, -4).reshape(*lead, layout.num_ranks, -1)
+    padding = words.width(layout.of_rank.num_kv_heads, head_dim) - ranked.shape[-1]
+    return words.to_words(jnp.pad(ranked, [(0, 0)] * 4 + [(0, padding)]).reshape(*lead, -1))
 
 
 def unpack(layout: KVLayout, data: Array) -> Array:
     """The inverse of `pack`."""
     if layout.order != WORDS:
-        return data.transpose([layout.order.index(axis) for axis in CANONICAL])
-    flat_LNBF = words.from_words(data, layout.dtype)[..., : 2 * layout.num_kv_heads * layout.head_dim]
-    return flat_LNBF.reshape(*flat_LNBF.shape[:3], 2, layout.num_kv_heads, layout.head_dim)
+        blocks_LNBCKD = data.transpose([layout.order.index(axis) for axis in CANONICAL])
+        return blocks_LNBCKD[..., :: layout.copies, :]
+    flat, heads = words.from_words(data, layout.dtype), layout.of_rank.num_kv_heads
+    lead = flat.shape[:3]
+    ranked = flat.reshape(*lead, layout.num_ranks, -1)[..., : 2 * heads * layout.head_dim]
+    ranked = ranked.reshape(*lead, layout.num_ranks, 2, heads, layout.head_dim)
+    return jnp.moveaxis(ranked, -4, -3).reshape(*lead, 2, -1, layout.head_dim)[..., :: layout.copies, :]

@@ -35,9 +35,8 @@ def multiply(x_TI: Float[Array, "T I"], weight: Float[Array, "*out I"] | Chosen,
     if isinstance(weight, Chosen):
         branches = [lambda x, matrix=matrix: multiply(x, matrix, out) for matrix in weight.of_layer]
         return lax.switch(weight.index, branches, x_TI)
-    flat_OI = weight.reshape(-1, weight.shape[-1])
-    y_TO = lax.dot_general(x_TI, flat_OI, (((1,), (1,)), ((), ())), preferred_element_type=out or x_TI.dtype)
-    return y_TO.reshape(x_TI.shape[0], *weight.shape[:-1])
+    contracted = ((1,), (weight.ndim - 1,))
+    return lax.dot_general(x_TI, weight, (contracted, ((), ())), preferred_element_type=out or x_TI.dtype)
 
 
 def layer(layers: Any, index: Int32[Array, ""]) -> Any:

@@ -36,7 +36,7 @@ class Shape:
       queries: The most query tokens of a row; 0 for prefill, whose tiles are always as high.
       context: The most tokens of a row: a table's columns times the block size.
       token_bytes: KV of a token, with padding.
-      rows: Rows of a head group, those of all its queries.
+      head_groups: How many head groups a product takes each by itself.
     """
 
     num_kv_heads: int
@@ -47,7 +47,7 @@ class Shape:
     queries: int
     context: int
     token_bytes: int
-    rows: int
+    head_groups: int
 
     @property
     def key(self) -> str:
@@ -77,7 +77,8 @@ def rule(chip: Chip, shape: Shape) -> Tiling:
     if shape.queries > 1:
         chunk = min(chunk, max(_TALL_CHUNK, shape.block_size))
     items = {128: 3, 256: 2}.get(chunk, 1) if shape.queries == 1 and chunk >= shape.context else 1
-    return Tiling(chunk=chunk, items=items, buffers=2, lanes=chip.depth, early=0.5 if items > 1 else 1.0)
+    groups = 0 if shape.dtype != "float32" else 2 if shape.head_groups % 2 == 0 else 1
+    return Tiling(chunk, items, buffers=2, lanes=chip.depth, groups=groups, early=0.5 if items > 1 else 1.0)
 
 
 def _chunk(chip: Chip, shape: Shape, *, items: int) -> int:

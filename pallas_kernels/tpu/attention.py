@@ -26,7 +26,6 @@ from pallas_kernels.tpu.stream import Inputs, stream
 from pallas_kernels.tpu.trips import LANES, Tiling
 
 DTYPES = ("bfloat16", "float32", "float8_e4m3fn", "float8_e5m2", "int8")  # of KV
-WITHOUT_FLOAT8 = ("v4",)  # chips that cannot convert it
 LOG2E = math.log2(math.e)
 TILE_ROWS = 512  # of queries, one for each query head of a group: a prefill's tile
 
@@ -142,11 +141,9 @@ def plan(
       chip: None asks JAX.
 
     Raises:
-      ValueError: the chip cannot read the dtype, or is none that the kernels know.
+      ValueError: the chip is none that the kernels know.
     """
     chip = chip or (INTERPRETED if interpret else current())
-    if chip.name in WITHOUT_FLOAT8 and memory.dtype.startswith("float8"):
-        raise ValueError(f"dtype={memory.dtype!r} cannot be read on a {chip.name}; try 'bfloat16'")
     group = num_heads // memory.num_kv_heads
     few = max_q_len if max_q_len <= MOST_QUERIES else 1
     decode_heads = HeadGroups(memory.num_kv_heads, group, memory.head_dim, chip.depth)
@@ -198,7 +195,7 @@ def shape(memory: Memory, chip: Chip, num_heads: int, columns: int, queries: int
         queries=queries,
         context=columns * memory.block_size,
         token_bytes=memory.width * 4 // words.per_word(memory.dtype),
-        rows=queries * heads.rows,
+        head_groups=heads.count,
     )
 
 
@@ -274,6 +271,7 @@ def attend(
     if mixed is not None and kv_TF is not None:  # first, for others may share these blocks
         fresh = write.in_order(kv_TF, how.memory.block_size)
         cache_LNWF = write.write(mixed.units, fresh, cache_LNWF, layer, **call)
+    call |= {"converts": how.chip.converts}
     new_T1F = None if kv_few is None else words.one_a_word(kv_few)
     inputs = _inputs(how, work, how.decode_heads, how.few, q_few, new_T1F, cache_LNWF, layer, options)
     out, cache_LNWF = stream(
@@ -310,7 +308,7 @@ def _inputs(
         scales = jnp.stack([heads.row_values(each[0] * scale, queries), heads.row_values(each[1], queries)])
     sinks = None if options.sinks_H is None else options.sinks_H.astype(jnp.float32) * LOG2E
     return Inputs(
-        q_TZX=heads.by_row(q_THD),
+        q_TUVX=heads.by_row(q_THD),
         new_T1F=new_T1F,
         cache_LNWF=cache_LNWF,
         tables=work.tables,
@@ -319,7 +317,7 @@ def _inputs(
         score_scale=scale,
         sliding_window=None if options.sliding_window is None else jnp.maximum(options.sliding_window, 1),
         soft_cap=None if cap is None else cap * LOG2E,
-        sinks_UV=None if sinks is None else heads.row_values(sinks, queries),
-        scales_2UV=scales,
+        sinks_UY=None if sinks is None else heads.row_values(sinks, queries),
+        scales_2UY=scales,
         tree_RQ=options.tree_RQ,
     )

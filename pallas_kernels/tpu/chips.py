@@ -17,6 +17,7 @@ class Chip:
       depth: Rows and columns of a matrix unit.
       cores: Cores that share a kernel's grid.
       vmem: Bytes.
+      converts: Whether its compiler turns eight-bit numbers into bfloat16, and does it well.
       bytes_per_second: Of HBM, this core's share; published.
       hertz: Of the clock; derived from published figures.
     """
@@ -25,6 +26,7 @@ class Chip:
     depth: int
     cores: int
     vmem: int
+    converts: bool
     bytes_per_second: float
     hertz: float
 
@@ -32,11 +34,11 @@ class Chip:
 CHIPS = {
     chip.name: chip
     for chip in (
-        Chip("v4", depth=128, cores=2, vmem=16 << 20, bytes_per_second=614e9, hertz=1.05e9),
-        Chip("v5e", depth=128, cores=1, vmem=128 << 20, bytes_per_second=819e9, hertz=1.5e9),
-        Chip("v5p", depth=128, cores=2, vmem=64 << 20, bytes_per_second=1382e9, hertz=1.75e9),
-        Chip("v6e", depth=256, cores=1, vmem=128 << 20, bytes_per_second=1640e9, hertz=1.75e9),
-        Chip("tpu7x", depth=256, cores=1, vmem=64 << 20, bytes_per_second=3690e9, hertz=2.2e9),
+        Chip("v4", depth=128, cores=2, vmem=16 << 20, converts=False, bytes_per_second=614e9, hertz=1.05e9),
+        Chip("v5e", depth=128, cores=1, vmem=128 << 20, converts=True, bytes_per_second=819e9, hertz=1.5e9),
+        Chip("v5p", depth=128, cores=2, vmem=64 << 20, converts=True, bytes_per_second=1382e9, hertz=1.75e9),
+        Chip("v6e", depth=256, cores=1, vmem=128 << 20, converts=True, bytes_per_second=1640e9, hertz=1.75e9),
+        Chip("tpu7x", depth=256, cores=1, vmem=64 << 20, converts=True, bytes_per_second=3690e9, hertz=2.2e9),
     )
 }
 KINDS = {

@@ -78,14 +78,11 @@ class HeadGroups:
         """Lanes that a group's values lie within."""
         if self.aligned:
             return self.key_lanes
-        return width(self.num_kv_heads, self.head_dim) - self.value_start(0)
+        return width(self.num_kv_heads, self.head_dim) - self.values_begin
 
-    def key_start(self, group: int) -> int:
-        return group * self.key_lanes
-
-    def value_start(self, group: int) -> int:
-        if self.aligned:
-            return self.num_kv_heads * self.head_dim + group * self.key_lanes
+    @property
+    def values_begin(self) -> int:
+        """The lane of a token at which what is read as values begins; keys begin at 0."""
         return self.num_kv_heads * self.head_dim // LANES * LANES
 
     @property
@@ -96,8 +93,8 @@ class HeadGroups:
     def out_lanes(self) -> int:
         return self.head_dim if self.dense else self.value_lanes
 
-    def by_row(self, q_THD: Float[Array, "T H D"]) -> Float[Array, "T Z X"]:
-        """Queries as the kernel takes them: Z rows, those of all groups one after another, with zeros for padding.
+    def by_row(self, q_THD: Float[Array, "T H D"]) -> Float[Array, "T U V X"]:
+        """Queries as the kernel takes them: U groups of V rows, with zeros for padding.
 
         If `dense`, X is D; otherwise each query stands on its own head's lanes of its group's.
         """
@@ -109,17 +106,15 @@ class HeadGroups:
             q = q.reshape(*q.shape[:4], self.heads * self.head_dim)
             q = jnp.pad(q, [(0, 0)] * 4 + [(0, self.key_lanes - q.shape[-1])])
         q = q.reshape(num_tokens, self.count, self.heads * self.queries_per_head, q.shape[-1])
-        q = jnp.pad(q, [(0, 0), (0, 0), (0, self.rows - q.shape[2]), (0, 0)])
-        return q.reshape(num_tokens, self.count * self.rows, q.shape[-1])
+        return jnp.pad(q, [(0, 0), (0, 0), (0, self.rows - q.shape[2]), (0, 0)])
 
-    def by_head(self, out_TZX: Float[Array, "T Z X"]) -> Float[Array, "T H D"]:
+    def by_head(self, out_TUVX: Float[Array, "T U V X"]) -> Float[Array, "T H D"]:
         """The inverse for outputs, which have X = `out_lanes`."""
-        num_tokens = out_TZX.shape[0]
-        real = self.heads * self.queries_per_head
-        out = out_TZX.reshape(num_tokens, self.count, self.rows, self.out_lanes)[:, :, :real]
+        num_tokens = out_TUVX.shape[0]
+        out = out_TUVX[:, :, : self.heads * self.queries_per_head]
         out = out.reshape(num_tokens, self.count, self.heads, self.queries_per_head, self.out_lanes)
         if not self.dense:
-            skipped = 0 if self.aligned else self.num_kv_heads * self.head_dim - self.value_start(0)
+            skipped = 0 if self.aligned else self.num_kv_heads * self.head_dim - self.values_begin
             own = [
                 out[:, :, j, :, skipped + j * self.head_dim : skipped + (j + 1) * self.head_dim]
                 for j in range(self.heads)
@@ -127,7 +122,7 @@ class HeadGroups:
             out = jnp.stack(own, axis=2)
         return out.reshape(num_tokens, self.num_kv_heads * self.queries_per_head, self.head_dim)
 
-    def row_values(self, per_head_H: Float[Array, " H"], queries: int) -> Float[Array, "U V 128"]:
+    def row_values(self, per_head_H: Float[Array, " H"], queries: int) -> Float[Array, "U Y 128"]:
         """A number a query head, for each row of each group and ``queries`` tokens, spread over the lanes."""
         rows = per_head_H.reshape(self.count, self.heads * self.queries_per_head)
         rows = jnp.pad(rows, [(0, 0), (0, self.rows - rows.shape[1])])

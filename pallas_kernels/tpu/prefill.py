@@ -17,7 +17,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array
 
-from pallas_kernels.tpu.trips import MASKED, Orders, Settings, Trips
+from pallas_kernels.tpu.trips import MASKED, Settings, Trips
 from pallas_kernels.tpu.walk import Count, Item
 from pallas_kernels.tpu.words import LANES
 
@@ -46,8 +46,7 @@ class Prefill(Trips):
         """Puts the rows of a group side by side, and forgets the tile before."""
         heads, height = self.heads, self.mine.own["q"].shape[1]
         for u in range(heads.count):
-            q = self.mine.q[self._slot(i, 0), :, u * heads.rows : (u + 1) * heads.rows, :]
-            self.mine.own["q"][u] = q.reshape(height, heads.q_lanes)
+            self.mine.own["q"][u] = self.mine.q[self._slot(i, 0), :, u].reshape(height, heads.q_lanes)
             self.mine.top[u] = self.sinks[u] if self.features.sinks else jnp.full((height, LANES), MASKED)
         self.mine.total[...] = jnp.full(self.mine.total.shape, float(self.features.sinks))
         self.mine.sum[...] = jnp.zeros(self.mine.sum.shape)
@@ -59,12 +58,11 @@ class Prefill(Trips):
             if self.features.scales:
                 out = out * self._wide(self.scales[1, u])
             out = out.reshape(self.cut.queries, heads.rows, heads.out_lanes)
-            rows = slice(u * heads.rows, (u + 1) * heads.rows)
-            self.mine.out[i & 1, :, rows, :] = out.astype(self.mine.out.dtype)
+            self.mine.out[i & 1, :, u] = out.astype(self.mine.out.dtype)
 
-    def _attend(self, i: Count, orders: Orders) -> None:
+    def _attend(self, i: Count) -> None:
         walk, item = self.walk, self.walk.item(i, 0)
-        for order in orders:
+        for order in self._orders(i + self.ahead):
             order()
         count, queries = walk.in_chunk(item), walk.queries(item.row)
         whole = count - queries + 1 >= self.cut.chunk  # for the first query, so for all
@@ -79,8 +77,8 @@ class Prefill(Trips):
 
     def _group(self, i: Count, u: Count, item: Item, masked: bool) -> None:
         heads, mine = self.heads, self.mine
-        keys = self._lanes(i, 0, pl.multiple_of(heads.key_start(0) + u * heads.key_lanes, LANES), heads.key_lanes)
-        values = self._lanes(i, 0, pl.multiple_of(heads.value_start(0) + u * heads.key_lanes, LANES), heads.value_lanes)
+        keys = self._lanes(i, 0, self._start(0, u), heads.key_lanes)
+        values = self._lanes(i, 0, self._start(heads.values_begin, u), heads.value_lanes)
         height, step = mine.own["q"].shape[1], min(self.tiling.rows, mine.own["q"].shape[1])
         behind = None
         for row in range(0, height, step):
@@ -115,12 +113,14 @@ class Prefill(Trips):
         return jnp.tanh(score) * self.floats[1] if self.features.soft_cap else score
 
     def _masked(self, score: Array, item: Item, row: int) -> Array:
-        place = lax.broadcasted_iota(jnp.int32, score.shape, 1)
+        lane, starts = self._places(score.shape[0])
         query = (lax.broadcasted_iota(jnp.int32, (score.shape[0], 1), 0) + row) // self.heads.rows
-        limit = self.walk.in_chunk(item) - self.walk.queries(item.row) + 1 + query
-        seen = place < limit
-        seen = self.walk.in_window(seen, place, limit)
-        return jnp.where(seen, score, MASKED)
+        place, limit = lane - query, self.walk.in_chunk(item) - self.walk.queries(item.row) + 1  # of the first query
+        pieces = []
+        for n, start in enumerate(starts):
+            seen = self.walk.in_window(place < limit - start, place, limit - start)
+            pieces.append(jnp.where(seen, score[:, n * LANES : (n + 1) * LANES], MASKED))
+        return jnp.concatenate(pieces, axis=1)
 
 
 def _across(rows: Array, lanes: int) -> Array:

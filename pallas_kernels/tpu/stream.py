@@ -19,10 +19,10 @@ from pallas_kernels.tpu.words import LANES
 
 
 class Inputs(NamedTuple):
-    """What a kernel reads, besides the rows. Here U counts groups, V a group's rows, Z all groups' rows, X lanes.
+    """What a kernel reads, besides the rows. Here U counts groups, V a group's rows, X lanes.
 
     Attributes:
-      q_TZX: Queries by `HeadGroups.by_row`.
+      q_TUVX: Queries by `HeadGroups.by_row`.
       new_T1F: The queries' own KV, a word each; None only reads.
       cache_LNWF: KV memory of all layers, as words.
       tables: Block tables, flat, padded to whole tiles of 128 ids.
@@ -31,13 +31,13 @@ class Inputs(NamedTuple):
       score_scale: Factor on q·k, in base 2 unless there is a cap.
       sliding_window: Last tokens that a query sees, its own included.
       soft_cap: In base 2.
-      sinks_UV: A logit a row, in base 2.
-      scales_2UV: Factors on the scores, which hold ``score_scale`` too, and on the outputs, for each row.
+      sinks_UY: A logit for each of a group's Y rows, those of all its queries, in base 2.
+      scales_2UY: Factors on the scores, which hold ``score_scale`` too, and on the outputs, for each row.
       tree_RQ: For each query, flat, which of its row's queries it sees: bit j for query j. None: itself and those
         before.
     """
 
-    q_TZX: Float[Array, "T Z X"]
+    q_TUVX: Float[Array, "T U V X"]
     new_T1F: Int32[Array, "T 1 F"] | None
     cache_LNWF: Int32[Array, "L N W F"]
     tables: Int32[Array, " RM"]
@@ -46,8 +46,8 @@ class Inputs(NamedTuple):
     score_scale: Float[Array, ""]
     sliding_window: Int32[Array, ""] | None = None
     soft_cap: Float[Array, ""] | None = None
-    sinks_UV: Float[Array, "U V 128"] | None = None
-    scales_2UV: Float[Array, "2 U V 128"] | None = None
+    sinks_UY: Float[Array, "U Y 128"] | None = None
+    scales_2UY: Float[Array, "2 U Y 128"] | None = None
     tree_RQ: Int32[Array, " RQ"] | None = None
 
 
@@ -61,8 +61,9 @@ def stream(
     block_size: int,
     queries: int,
     tiling: Tiling,
+    converts: bool = True,
     interpret: Any = False,
-) -> tuple[Float[Array, "T Z X"], Int32[Array, "L N W F"]]:
+) -> tuple[Float[Array, "T U V X"], Int32[Array, "L N W F"]]:
     """Attends the queries of ``rows``, and writes their KV if there is any; other tokens' outputs are left undefined.
 
     Args:
@@ -72,6 +73,7 @@ def stream(
       heads, dtype, block_size: Of the KV memory.
       queries: The most queries of a row; static.
       tiling: See there.
+      converts: Of the chip.
       interpret: `pltpu.InterpretParams` runs it anywhere.
 
     Returns:
@@ -86,10 +88,11 @@ def stream(
             writes=inputs.new_T1F is not None,
             window=inputs.sliding_window is not None,
             soft_cap=inputs.soft_cap is not None,
-            sinks=inputs.sinks_UV is not None,
-            scales=inputs.scales_2UV is not None,
+            sinks=inputs.sinks_UY is not None,
+            scales=inputs.scales_2UY is not None,
             tree=inputs.tree_RQ is not None,
         ),
+        converts,
     )
     window = jnp.int32(0) if inputs.sliding_window is None else inputs.sliding_window
     cap = jnp.float32(0) if inputs.soft_cap is None else inputs.soft_cap
@@ -98,14 +101,14 @@ def stream(
     scalars = [x for x in (rows.table, rows.bounds, integers, floats, inputs.tree_RQ) if x is not None]
     # Left to itself, XLA may put small arrays into VMEM, and then each of their copies becomes a branch.
     far = (lambda x: x) if interpret else (lambda x: pltpu.with_memory_space_constraint(x, pltpu.HBM))
-    arrays = [(inputs.tables, pl.ANY), (far(inputs.q_TZX), pl.ANY)]
+    arrays = [(inputs.tables, pl.ANY), (far(inputs.q_TUVX), pl.ANY)]
     arrays += [] if inputs.new_T1F is None else [(far(inputs.new_T1F), pl.ANY)]
-    arrays += [(extra, pltpu.VMEM) for extra in (inputs.sinks_UV, inputs.scales_2UV) if extra is not None]
+    arrays += [(extra, pltpu.VMEM) for extra in (inputs.sinks_UY, inputs.scales_2UY) if extra is not None]
     arrays.append((inputs.cache_LNWF, pl.ANY))
-    out_shape: Any = (*inputs.q_TZX.shape[:2], heads.out_lanes)
-    outs: list[Any] = [jax.ShapeDtypeStruct(out_shape, inputs.q_TZX.dtype)]
+    out_shape: Any = (*inputs.q_TUVX.shape[:3], heads.out_lanes)
+    outs: list[Any] = [jax.ShapeDtypeStruct(out_shape, inputs.q_TUVX.dtype)]
     if not interpret:
-        outs = [pltpu.HBM(out_shape, inputs.q_TZX.dtype)]
+        outs = [pltpu.HBM(out_shape, inputs.q_TUVX.dtype)]
     if settings.features.writes:
         outs.append(jax.ShapeDtypeStruct(inputs.cache_LNWF.shape, jnp.int32))
     num_rows = rows.table.shape[0] // 4 - 1
@@ -133,18 +136,18 @@ def stream(
 
 
 def _scratch(kind: type[Trips], settings: Settings, inputs: Inputs) -> Scratch:
-    heads, _, cut, tiling, features = settings
+    heads, _, cut, tiling, features, _ = settings
     num_words, lanes = inputs.cache_LNWF.shape[2:]
     items, buffers, queries = tiling.items, tiling.buffers, cut.queries
-    height, num_z, q_dtype = queries * heads.rows, heads.count * heads.rows, inputs.q_TZX.dtype
+    height, q_dtype = queries * heads.rows, inputs.q_TUVX.dtype
     trips = 1 << (buffers + 2).bit_length()  # the walk is a buffer ahead, and the last two trips are asked for yet
     return Scratch(
         ring=pltpu.SMEM((trips * items * FIELDS,), jnp.int32),
         ids=pltpu.SMEM((2 * items, cut.ids), jnp.int32),
         kv=pltpu.VMEM((buffers * items, cut.blocks, num_words, lanes), jnp.int32),
-        q=pltpu.VMEM((buffers * items, queries, num_z, heads.q_lanes), q_dtype),
+        q=pltpu.VMEM((buffers * items, queries, heads.count, heads.rows, heads.q_lanes), q_dtype),
         new=pltpu.VMEM((buffers * items, queries, 1, lanes), jnp.int32) if features.writes else None,
-        out=pltpu.VMEM((2 * items, queries, num_z, heads.out_lanes), q_dtype),
+        out=pltpu.VMEM((2 * items, queries, heads.count, heads.rows, heads.out_lanes), q_dtype),
         top=pltpu.VMEM((heads.count, height, LANES), jnp.float32),
         total=pltpu.VMEM((heads.count, height, LANES), jnp.float32),
         sum=pltpu.VMEM((heads.count, height, heads.out_lanes), jnp.float32),

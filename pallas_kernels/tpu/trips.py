@@ -13,6 +13,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
@@ -22,7 +23,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array
 
-from pallas_kernels.tpu import words
+from pallas_kernels.tpu import eighths, words
 from pallas_kernels.tpu.heads import HeadGroups
 from pallas_kernels.tpu.walk import FIELDS, Count, Cut, Item, TableReader, Walk, halves
 from pallas_kernels.tpu.words import LANES, PIECE, SUBLANES
@@ -41,6 +42,8 @@ class Tiling:
       items: Items of a trip.
       buffers: Trips whose KV has room in VMEM; a power of two.
       lanes: Lanes that a product takes at once.
+      groups: Head groups of an item whose arithmetic is one basic block, in a loop over them; a divisor of their
+        number. 0: those of all items of a trip, without a loop.
       early: The share of a trip's orders that stands between the products with the keys.
       staged: Whether scores wait in VMEM rather than in registers.
       rows: Rows of queries that a prefill's product takes at once.
@@ -51,10 +54,15 @@ class Tiling:
     items: int
     buffers: int
     lanes: int
+    groups: int = 0
     early: float = 1.0
     staged: bool = True
     rows: int = 256
     vmem: int | None = None
+
+    def turns(self, count: int) -> int:
+        """Of the loop over the ``count`` head groups of each item; 1 is none."""
+        return self.items * count // self.groups if self.groups else 1
 
 
 class Features(NamedTuple):
@@ -74,12 +82,12 @@ class Scratch(NamedTuple):
     ring: Any  # SMEM, the walk's
     ids: Any  # SMEM [2·P, ids]: parts of the block tables
     kv: Any  # [buffers·P, Y, W, F] words
-    q: Any  # [buffers·P, Q, Z, X]
+    q: Any  # [buffers·P, Q, U, V, X]
     new: Any  # [buffers·P, Q, 1, F] words; None if nothing is written
-    out: Any  # [2·P, Q, Z, X]
-    top: Any  # [U, V, 128]: the running maximum of each row
-    total: Any  # [U, V, 128]: the running sum of the weights
-    sum: Any  # [U, V, X]: the running weighted sum of the values
+    out: Any  # [2·P, Q, U, V, X]
+    top: Any  # [U, Q·V, 128]: the running maximum of each row
+    total: Any  # [U, Q·V, 128]: the running sum of the weights
+    sum: Any  # [U, Q·V, X]: the running weighted sum of the values
     ids_there: Any
     kv_there: Any
     new_there: Any
@@ -105,14 +113,15 @@ class Settings(NamedTuple):
     cut: Cut
     tiling: Tiling
     features: Features
+    converts: bool
 
 
 class Operands(NamedTuple):
     """Refs that the arithmetic reads; None if there are none."""
 
     floats: Any  # SMEM: the factor on the scores, the cap
-    sinks: Any  # [U, V, 128]
-    scales: Any  # [2, U, V, 128]
+    sinks: Any  # [U, Q·V, 128]
+    scales: Any  # [2, U, Q·V, 128]
     tree: Any  # SMEM [R·Q]
 
 
@@ -122,7 +131,7 @@ class Trips(abc.ABC):
     def __init__(
         self, settings: Settings, walk: Walk, reader: TableReader, far: Far, mine: Scratch, operands: Operands
     ):
-        self.heads, dtype, self.cut, self.tiling, self.features = settings
+        self.heads, dtype, self.cut, self.tiling, self.features, self.converts = settings
         self.walk, self.reader, self.far, self.mine = walk, reader, far, mine
         self.floats, self.sinks, self.scales, self.tree = operands
         self.dtype = jnp.dtype(dtype)
@@ -155,7 +164,7 @@ class Trips(abc.ABC):
             for p in range(cut.items):
                 self._once_a_row(i, p)
             item = self._lead(i + self.ahead + 1, item, end)
-            self._attend(i, self._orders(i + self.ahead))
+            self._attend(i)
             return i + 1, item, walk.is_row(walk.item(i + 1, 0).row)
 
         start = jnp.int32(0), item, walk.is_row(walk.item(jnp.int32(0), 0).row)
@@ -174,7 +183,7 @@ class Trips(abc.ABC):
             item = self.walk.after(item, end)
         return item
 
-    def _slot(self, i: Count, p: int) -> Count:
+    def _slot(self, i: Count, p: Any) -> Count:
         return self._buffer(i) * self.cut.items + p
 
     def _buffer(self, i: Count) -> Count:
@@ -184,15 +193,30 @@ class Trips(abc.ABC):
         """All copies that trip i needs, each small."""
         orders: Orders = []
         for p in range(self.cut.items):
-            item = self.walk.item(i, p)
-            self.reader.copy(i, p, item).wait()
-            read = self.reader.reader(i, p, item)
-            begin, end = self.walk.blocks(item)
-            orders.append(functools.partial(self._order_rows, i, p, item, read))
-            orders += [functools.partial(self._order_block, i, p, k, begin, end, read) for k in range(self.cut.blocks)]
+            rows, block = self._orders_of(i, p)
+            orders += [rows, *(functools.partial(block, k) for k in range(self.cut.blocks))]
         return orders
 
-    def _order_block(self, i: Count, p: int, k: int, begin: Count | int, end: Count, read: Any) -> None:
+    def _orders_in_turns(self, i: Count, turns: int) -> Callable[[Count], Orders]:
+        """The same where a loop makes several turns: the orders of turn n, once those that come first are made."""
+        of_items, share = [self._orders_of(i, p) for p in range(self.cut.items)], -(-self.cut.blocks // turns)
+
+        def of_turn(n: Count) -> Orders:
+            rows = [functools.partial(pl.when(n == 0), rows) for rows, _ in of_items]
+            return rows + [functools.partial(block, n * share + k) for _, block in of_items for k in range(share)]
+
+        return of_turn
+
+    def _orders_of(self, i: Count, p: int) -> tuple[Callable[[], None], Callable[[Any], None]]:
+        """The orders for an item: of what there is once a row, and of block k."""
+        item = self.walk.item(i, p)
+        self.reader.copy(i, p, item).wait()
+        read = self.reader.reader(i, p, item)
+        begin, end = self.walk.blocks(item)
+        rows = functools.partial(self._order_rows, i, p, item, read)
+        return rows, lambda k: self._order_block(i, p, k, begin, end, read)
+
+    def _order_block(self, i: Count, p: int, k: Any, begin: Count | int, end: Count, read: Any) -> None:
         seen = k < end if isinstance(begin, int) else (k >= begin) & (k < end)
 
         @pl.when(seen)
@@ -261,7 +285,7 @@ class Trips(abc.ABC):
         """What happens where a row begins or ends, before the arithmetic of its chunk."""
 
     @abc.abstractmethod
-    def _attend(self, i: Count, orders: Orders) -> None:
+    def _attend(self, i: Count) -> None:
         """The arithmetic of a trip, and between it the orders for a later one."""
 
     def _settle(self, i: Count, p: int, item: Item) -> None:
@@ -339,7 +363,7 @@ class Trips(abc.ABC):
 
     def _zero(self, i: Count, p: int, begin: Any, end: Any) -> None:
         """Zeroes the values of whole tiles of words."""
-        first = self.heads.value_start(0)
+        first = self.heads.values_begin
 
         def one(k: Count, _: None) -> None:
             word = k * self.tile
@@ -353,14 +377,56 @@ class Trips(abc.ABC):
         """What is the same on 128 lanes, on as many as an output has."""
         return jnp.concatenate([rows] * (self.heads.out_lanes // LANES), axis=1)
 
-    def _lanes(self, i: Count, p: int, start: Any, count: int) -> Array:
+    def _lanes(self, i: Count, p: Any, start: Any, count: int) -> Array:
         """Lanes of a trip's KV, [C, count]."""
-        held = self.mine.kv[self._slot(i, p), :, :, pl.ds(start, count)]
-        kv_tokens = pltpu.bitcast(held.reshape(self.cut.chunk // self.per_word, count), self.dtype)
+        held = self.mine.kv[self._slot(i, p), :, :, pl.ds(start, count)].reshape(-1, count)
+        if self._by_hand:
+            return eighths.to_bfloat16(held, self.dtype.name)
+        kv_tokens = pltpu.bitcast(held, self.dtype)
         return kv_tokens.astype(jnp.bfloat16) if self.dtype == jnp.int8 else kv_tokens
 
+    @property
+    def _by_hand(self) -> bool:
+        return self.per_word == 4 and not self.converts
+
+    def _start(self, first: int, u: Any) -> Any:
+        """Where the lanes of a head group begin, ``first`` being where those of group 0 do."""
+        return pl.multiple_of(first + u * self.heads.key_lanes, LANES)
+
+    def _places(self, rows: int) -> tuple[Array, list[int]]:
+        """The tokens of the chunk in the columns of a product, 128 at a time: in each lane, and what to add in each
+        piece. So a mask takes one register for all pieces, where the tokens' numbers would take one each."""
+        lane = lax.broadcasted_iota(jnp.int32, (rows, LANES), 1)
+        if self._by_hand:
+            return eighths.places(lane, self.cut.chunk)
+        return lane, list(range(0, self.cut.chunk, LANES))
+
     def _dot(self, a: Array, b: Array, axis: int) -> Array:
-        precision = lax.Precision.HIGHEST if b.dtype == jnp.float32 else None
-        return lax.dot_general(
-            a, b, (((1,), (axis,)), ((), ())), precision=precision, preferred_element_type=jnp.float32
-        )
+        """The product of some rows with what the matrix unit holds, summed over an axis of that."""
+        if b.dtype != jnp.float32:
+            return _product(a, b, axis)
+        # The unit multiplies bfloat16. Three of them make a float32, and of their nine products the six greatest count.
+        # What it costs is putting b in; so the parts of a go through together.
+        part = self.tiling.lanes  # as many tokens as lanes, those of the matrix unit
+        rows, stacked, found = a.shape[0], jnp.concatenate(_thirds(a), axis=0), []
+        for start in range(0, b.shape[0], part):  # piece by piece, lest all of b's parts wait in registers
+            of_b = _thirds(b[start : start + part])
+            of_a = stacked if axis else stacked[:, start : start + part]
+            parts = [_product(of_a[: rows * (3 - n)], of_b[n], axis) for n in range(3)]
+            small_first = sorted((n + m, n, m) for n in range(3) for m in range(3 - n))[::-1]
+            each = [parts[n][m * rows : (m + 1) * rows] for _, n, m in small_first]
+            found.append(functools.reduce(operator.add, each))
+        return jnp.concatenate(found, axis=1) if axis else functools.reduce(operator.add, found)
+
+
+def _product(a: Array, b: Array, axis: int) -> Array:
+    return lax.dot_general(a, b, (((1,), (axis,)), ((), ())), preferred_element_type=jnp.float32)
+
+
+def _thirds(x: Array) -> list[Array]:
+    """Three bfloat16 arrays that add up to a float32 one."""
+    thirds = []
+    for _ in range(3):
+        thirds.append(x.astype(jnp.bfloat16))
+        x = x - thirds[-1].astype(jnp.float32)
+    return thirds

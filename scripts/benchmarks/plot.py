@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from .measure import Spread
 from .results import Results
@@ -73,6 +74,26 @@ def saved(found: Sequence[Found], title: str, path: str) -> None:
     axes.set_xticks(range(len(found)), names)
     axes.set_ylabel("KV blocks saved, %")
     axes.set_title(title, fontsize="small")
+    figure.savefig(path)
+
+
+def shares(found: Sequence[dict[str, Any]], path: str) -> None:
+    """What attention reaches of the rate at which the device copies memory, a group of bars for each case."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # pyright: ignore[reportMissingImports]
+    from matplotlib.figure import Figure  # pyright: ignore[reportMissingImports]
+
+    cases, backends = ([*dict.fromkeys(one[key] for one in found)] for key in ("case", "backend"))
+    figure = Figure(figsize=(3 + 1.5 * len(cases), 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for number, backend in enumerate(backends):
+        mine = [one for one in found if one["backend"] == backend]
+        places = [cases.index(one["case"]) + (number - (len(backends) - 1) / 2) * 0.25 for one in mine]
+        axes.bar(places, [100 * one["share_of_copy"] for one in mine], 0.23, color=f"C{number}", label=backend)
+    axes.legend(frameon=False)
+    axes.set_xticks(range(len(cases)), cases, rotation=20)
+    axes.set_ylabel("share of the copy rate, %")
+    axes.set_title(f"{found[0]['device']}, jax {found[0]['jax']}", fontsize="small")
     figure.savefig(path)
 
 

@@ -62,13 +62,17 @@ def _figures(chip: str, name: str, compiled: schedules.Made, tiling: Tiling | No
     kernel = compiled.kernel("paged_prefill" if prefill else "paged_decode")
     plan = attention.plan(memory, num_heads=num_heads, columns=columns, max_q_len=queries, chip=made)
     tiling = tiling or (plan.prefill_tiling if prefill else plan.decode_tiling)
-    work = kernel.inner if prefill else kernel.trip
-    # Prefill's loop is one over groups, each of which does its part of the KV; in decode, rows of several queries have
-    # one over items and groups for their softmax.
-    times = plan.prefill_heads.count if prefill else 1
-    pairs = tiling.items * plan.decode_heads.count
-    again = 0 if prefill or queries == 1 else pairs // softmaxes_at_once(pairs) - 1
-    bundles = work.bundles * times + again * max((loop.bundles for loop in kernel.within(work)), default=0)
+    work = kernel.inner if prefill else kernel.whole
+    if prefill:  # a loop over groups, each of which does its part of the KV
+        bundles = work.bundles * plan.prefill_heads.count
+    else:
+        turns = tiling.turns(plan.decode_heads.count)
+        trip = work if turns == 1 else kernel.around(work)
+        bundles = trip.bundles + (turns - 1) * work.bundles
+        if queries > 1:  # and in each turn a loop over softmaxes
+            pairs = tiling.items * plan.decode_heads.count // turns
+            again = (pairs // softmaxes_at_once(pairs) - 1) * turns
+            bundles += again * max((loop.bundles for loop in kernel.within(work)), default=0)
     cycles = bundles / (tiling.chunk * tiling.items)
     stored = layout.bytes_per_block / case.block_size
     bound = stored / (made.bytes_per_second / made.hertz)

@@ -70,8 +70,8 @@ class Kernel:
     smem_bytes: int
 
     @property
-    def trip(self) -> Loop:
-        """The loop over trips: the innermost of those that hold all products in loops."""
+    def whole(self) -> Loop:
+        """The innermost of the loops that hold all products in loops: of trips, or of a trip's turns."""
         return min(self._doing(), key=lambda loop: (-loop.matmuls, loop.bundles))
 
     @property
@@ -83,6 +83,10 @@ class Kernel:
 
     def within(self, outer: Loop) -> list[Loop]:
         return [loop for loop in self.loops if outer.holds(loop)]
+
+    def around(self, inner: Loop) -> Loop:
+        """The loop whose body a loop stands in."""
+        return min((loop for loop in self.loops if loop.holds(inner)), key=lambda loop: loop.bundles)
 
     def _doing(self) -> list[Loop]:
         return [loop for loop in self.loops if loop.matmuls]
