@@ -8,9 +8,9 @@ A case is a batch of one kind: so many rows of so many tokens, in shuffled block
 device, its KV written on the way, as one layer of a model would. On a TPU JAX's own kernels run beside ours
 (jax.experimental.pallas.ops.tpu: paged_attention as jax_paged, ragged_paged_attention as jax_ragged), which only read.
 
-GB/s counts what must move at the least: the KV that is seen, the new KV, queries and results. Its share is of the rate at
-which the same device copies memory, measured in the same run. The error is the largest distance of some rows' results
-from the oracle's in float64, over the largest of these.
+GB/s counts what must move at the least: the KV that is seen, the new KV, queries and results. Its share is of the rate
+at which the same device copies memory, measured in the same run. The error is the largest distance of some rows'
+results from the oracle's in float64, over the largest of these.
 
 --json prints an object a line: case, backend, device, jax, rows, context, queries, us, us_least, us_most, bytes,
 gb_per_s, copy_gb_per_s, share_of_copy and error.
@@ -111,9 +111,7 @@ def _figures(name: str, case: Any, backend: str, rate: float) -> dict[str, Any]:
 def _text(one: dict[str, Any]) -> str:
     span = f"({one['us_least']:,.1f} - {one['us_most']:,.1f})"
     share, error = f"{one['share_of_copy']:.1%}", f"{one['error']:.0e}"
-    return _ROW.format(
-        one["case"], one["backend"], f"{one['us']:,.1f}", span, f"{one['gb_per_s']:.1f}", share, error
-    )
+    return _ROW.format(one["case"], one["backend"], f"{one['us']:,.1f}", span, f"{one['gb_per_s']:.1f}", share, error)
 
 
 if __name__ == "__main__":

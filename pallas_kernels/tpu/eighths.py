@@ -35,8 +35,9 @@ def to_bfloat16(words_WX: Int32[Array, "W X"], dtype: str) -> BFloat16[Array, "C
 def places(lane: Int32[Array, "..."], chunk: int) -> tuple[Array, list[int]]:
     """The tokens in the columns of a chunk's products, 128 at a time: in each lane, and what to add in each piece."""
     half = chunk // 2
-    starts = [start % half * 2 + start // half * 2 for start in range(0, chunk, LANES)]
-    return ((lane & -2) << 1) + (lane & 1), starts
+    span = min(half, LANES)  # the shortest chunk has both halves in one piece
+    place = ((lane & (span - 1) & -2) << 1) + (lane & 1) + ((lane >= span).astype(jnp.int32) << 1)
+    return place, [start % half * 2 + start // half * 2 for start in range(0, chunk, LANES)]
 
 
 def _float32(words: Array, n: int, dtype: str) -> Array:

@@ -96,17 +96,19 @@ def others(name: str, batch: Batch) -> Attends:
         1, batch.num_blocks, case.block_size, case.num_kv_heads, case.head_dim, case.dtype, kv.CANONICAL
     )
     written = jax.jit(
-        lambda: attention.paged_attention(
-            batch.q_THD,
-            batch.k_TKD,
-            batch.v_TKD,
-            KVCache(kv.pack(_xla(canonical), blocks(batch)), _xla(canonical)),
-            0,
-            batch.tables_RM,
-            batch.kv_lens_R,
-            batch.cu_q_lens_R1,
-            backend="xla",
-        )[1].data
+        lambda: (
+            attention.paged_attention(
+                batch.q_THD,
+                batch.k_TKD,
+                batch.v_TKD,
+                KVCache(kv.pack(_xla(canonical), blocks(batch)), _xla(canonical)),
+                0,
+                batch.tables_RM,
+                batch.kv_lens_R,
+                batch.cu_q_lens_R1,
+                backend="xla",
+            )[1].data
+        )
     )()
     pages_LNBCKD = kv.unpack(_xla(canonical), written)
     if name == "jax_paged":

@@ -46,7 +46,9 @@ class Batch(NamedTuple):
     def least_bytes(self) -> int:
         """What must move at the least: the KV that queries see, the new KV, the queries and the results."""
         case = self.case
-        seen = case.context if case.sliding_window is None else min(case.context, case.sliding_window + case.queries - 1)
+        seen = (
+            case.context if case.sliding_window is None else min(case.context, case.sliding_window + case.queries - 1)
+        )
         read = case.rows * seen * case.token_bytes
         return read + case.rows * case.queries * case.token_bytes + 2 * self.q_THD.nbytes
 

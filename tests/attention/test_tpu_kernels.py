@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from jpaged import cache as kv
 from jpaged.attention import paged_attention, prepare
 from jpaged.cache import WORDS
 from pallas_kernels import reference, tuning
-from pallas_kernels.tpu import chips
+from pallas_kernels.tpu import chips, eighths, words
 from pallas_kernels.tpu.copy import copy_blocks
 from pallas_kernels.tpu.trips import Tiling
 from tests.attention.batches import make_case, new_rows, stored
@@ -168,6 +169,25 @@ def test_dtypes_in_a_mixed_batch(dtype):
     check(make([1, 40, 0, 1], [200, 45, 7, 33], dtype=dtype, block_size=32, pad=3), pad=3, scales=scales)
 
 
+def check_nan_stays(max_q_len):
+    """A row whose own KV is NaN gives NaN; the row after it, which is done by the same registers, does not."""
+    q, data, cache, tables, kv_lens, cu = make([max_q_len] * 2, [40, 70], heads=(1, 4))
+    data[1, tables[0, 1]] = np.nan
+    rows = jnp.asarray(tables), jnp.asarray(kv_lens), jnp.asarray(cu)
+    with tuning.trying(SHORT):
+        out, _ = paged_attention(
+            jnp.asarray(q), None, None, stored(cache.layout, data), 1, *rows, max_q_len=max_q_len,
+            backend="tpu_interpret",
+        )  # fmt: skip
+    assert np.isnan(np.asarray(out)[:max_q_len]).all()
+    assert np.isfinite(np.asarray(out)[max_q_len:]).all()
+
+
+@pytest.mark.parametrize("max_q_len", [1, 20])
+def test_nan_stays_in_its_row(max_q_len):
+    check_nan_stays(max_q_len)
+
+
 MIXED = {
     "prefill": ([40], [40]),
     "chunks": ([33, 9, 130], [150, 9, 300]),
@@ -210,12 +230,65 @@ def test_a_tree_of_tokens():
         dataclasses.replace(SHORT, items=3),
         dataclasses.replace(SHORT, items=2, buffers=4, early=0.3, staged=False),
         dataclasses.replace(SHORT, chunk=256, lanes=256, early=0.0),
+        dataclasses.replace(SHORT, groups=1),
+        dataclasses.replace(SHORT, groups=2, items=2),
     ],
-    ids=["three at once", "four buffers", "longer chunks"],
+    ids=["three at once", "four buffers", "longer chunks", "group by group", "two groups at once"],
 )
 @pytest.mark.every_setting
 def test_tilings(tiling):
-    check(make([1, 1, 0, 1, 1, 1], [300, 33, 9, 128, 1, 257]), max_q_len=1, tiling=tiling)
+    check(make([1, 1, 0, 1, 1, 1], [300, 33, 9, 128, 1, 257], heads=(8, 4)), max_q_len=1, tiling=tiling)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.one_python
+def test_a_few_queries_group_by_group(dtype):
+    tiling = dataclasses.replace(SHORT, groups=1)
+    case = make([3, 8, 1], [70, 8, 129], heads=(4, 4), dtype=dtype)
+    check(case, max_q_len=8, tiling=tiling, sliding_window=50)
+
+
+@pytest.fixture
+def by_hand(monkeypatch):
+    """A chip whose compiler has no conversion of eight-bit numbers."""
+    chip = dataclasses.replace(chips.INTERPRETED, converts=False)
+    monkeypatch.setattr("pallas_kernels.tpu.attention.INTERPRETED", chip)
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "int8"])
+def test_eight_bits_by_hand(dtype, by_hand):
+    scales = [[0.5, 2.0], [0.25, 1.0]]
+    check(make([1, 1], [300, 33], dtype=dtype, block_size=32), max_q_len=1, scales=scales, sliding_window=200)
+
+
+@pytest.mark.one_python
+def test_eight_bits_by_hand_in_a_mixed_batch(by_hand):
+    check(make([1, 40], [200, 45], dtype="int8", block_size=32), scales=[[0.5, 2.0], [0.25, 1.0]], soft_cap=20.0)
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "int8"])
+def test_every_number_of_eight_bits(dtype):
+    numbers = np.arange(256, dtype=np.uint8)
+    tokens = np.stack([np.roll(numbers, shift).reshape(2, 128) for shift in (0, 3, 77, 200)], axis=1).reshape(8, 128)
+    stored_8X = jnp.asarray(tokens).view(dtype)
+
+    def convert(given, out):
+        out[...] = eighths.to_bfloat16(given[...], dtype)
+
+    shape = jax.ShapeDtypeStruct((8, 128), jnp.bfloat16)
+    found = pl.pallas_call(convert, out_shape=shape, interpret=chips.interpreter())(words.to_words(stored_8X))
+    order = np.arange(8).reshape(2, 2, 2).transpose(1, 0, 2).reshape(-1)  # the low halves of both words come first
+    want = np.asarray(stored_8X.astype(jnp.float32))[order]
+    finite = np.isfinite(want)
+    np.testing.assert_array_equal(np.asarray(found.astype(jnp.float32))[finite], want[finite])
+    assert finite.sum() > 900
+
+
+@pytest.mark.parametrize("chunk", [128, 256, 1024])
+def test_the_order_of_eight_bits(chunk):
+    place, starts = eighths.places(jnp.arange(128, dtype=jnp.int32), chunk)
+    found = np.concatenate([np.asarray(place) + start for start in starts])
+    np.testing.assert_array_equal(found, np.arange(chunk).reshape(-1, 2, 2).transpose(1, 0, 2).reshape(-1))
 
 
 @pytest.mark.one_python

@@ -1,0 +1,155 @@
+"""bench_attention.py and what tune.py searches with: small batches, whose answers and choices are known."""
+
+import dataclasses
+import importlib
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import tpu as pltpu
+
+from pallas_kernels.cases import CASES
+from pallas_kernels.tpu.trips import Tiling
+from scripts.attention import attending, batches, timing
+from scripts.inspection import search
+
+SMALL = {"rows": 2, "context": 40, "num_heads": 4, "num_kv_heads": 2}
+
+
+def small(name: str, **changes) -> batches.Batch:
+    return batches.make(dataclasses.replace(CASES[name], **{**SMALL, **changes}))
+
+
+def error_of(who: attending.Attends, batch: batches.Batch) -> float:
+    out, memory = who.step(batch.q_THD, who.memory)
+    return batches.error(batch, who.cache(memory), out)
+
+
+@pytest.mark.one_python
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [
+        ("decode_bf16_b16_window", "xla"),
+        ("decode_f32_b16", "xla"),
+        ("prefill_bf16_b16", "xla"),
+        ("decode_bf16_b16_tree", "tpu_interpret"),
+        ("decode_int8_b32", "tpu_interpret"),
+    ],
+)
+def test_answers_are_compared_with_the_oracle(name: str, backend: str):
+    changes = {"sliding_window": 7} if "window" in name else {"queries": 20} if "prefill" in name else {}
+    batch = small(name, **changes)
+    who = attending.ours(backend, batch)
+    assert error_of(who, batch) <= (1e-5 if "f32" in name else 6e-3)
+    out, memory = who.step(batch.q_THD, who.memory)
+    assert batches.error(batch, who.cache(memory), jnp.roll(out, 1, axis=1)) > 0.1
+
+
+@pytest.mark.parametrize("name", attending.OTHERS)
+def test_jaxs_own_kernels_are_handed_what_they_want(name: str, monkeypatch: pytest.MonkeyPatch):
+    # The interpreter cannot run the ragged kernel; what it ships as its own reference takes the same arguments.
+    ragged = importlib.import_module("jax.experimental.pallas.ops.tpu.ragged_paged_attention.kernel")
+    package = importlib.import_module("jax.experimental.pallas.ops.tpu.ragged_paged_attention")
+    monkeypatch.setattr(package, "ragged_paged_attention", ragged.ref_ragged_paged_attention)
+    batch = small("decode_bf16_b16")
+    lax = jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow")  # they are not written strictly
+    with pltpu.force_tpu_interpret_mode(), lax[0], lax[1]:
+        assert error_of(attending.others(name, batch), batch) <= 1e-2
+
+
+def test_who_cannot_attend_says_why():
+    assert list(attending.faults("xla", CASES["decode_int8_b32"])) == ["no scales and no trees"]
+    assert list(attending.faults("jax_paged", CASES["prefill_bf16_b16_d64_window"])) == [
+        "one query a row",
+        "heads of 128",
+        "no window",
+    ]
+    assert not list(attending.faults("tpu", CASES["decode_int8_b32"]))
+
+
+def test_the_least_bytes_by_hand():
+    batch = small("decode_bf16_b16")
+    token = 2 * 2 * 128 * 2
+    assert batch.least_bytes == 2 * 40 * token + 2 * token + 2 * (2 * 4 * 128 * 2)
+    assert small("decode_bf16_b16_window", sliding_window=7).least_bytes == batch.least_bytes - 2 * 33 * token
+
+
+@pytest.mark.one_python
+def test_the_script_prints_what_it_found(script):
+    bench = script("bench_attention.py")
+    done = bench.run(
+        "--rows=2", "--context=20", "--case=decode_bf16_b16_sinks,decode_int8_b32", "--repeats=1", "--json"
+    )
+    assert done.status == 0
+    (one,) = map(json.loads, done.out.splitlines())
+    assert (one["case"], one["backend"], one["rows"], one["context"]) == ("decode_bf16_b16_sinks", "xla", 2, 20)
+    assert 0 < one["us_least"] <= one["us"] <= one["us_most"]
+    assert one["error"] <= 5e-3 and 0 < one["share_of_copy"] < 2
+    assert "decode_int8_b32: xla is left out: no scales and no trees" in done.err
+    for flags, reason in (
+        (["--case=decode_nothing"], "decode_bf16_b16"),
+        (["--case=prefill_bf16_b16", "--context=20"], "context=20 must be at least 512"),
+        (["--backend=jax_paged"], "must be among xla, tpu_interpret"),
+    ):
+        done = bench.run(*flags)
+        assert done.status == 2 and reason in done.err and len(done.complaints) == 1
+
+
+NOW = Tiling(chunk=1024, items=1, buffers=2, lanes=128)
+OTHER = dataclasses.replace(NOW, chunk=512)
+
+
+def figures(cycles: float, spills: int, bound: float = 2.0) -> dict:
+    return {"cycles_per_token": cycles, "spills": spills, "bandwidth_bound": bound}
+
+
+@pytest.mark.parametrize(
+    ("now", "other", "better"),
+    [
+        (figures(1.0, 5), figures(1.4, 0), True),  # no spills are worth half as many cycles again
+        (figures(1.0, 5), figures(1.9, 0), True),  # or whatever memory hides
+        (figures(1.0, 5), figures(2.1, 0), False),
+        (figures(1.0, 0), figures(0.9, 0), True),
+        (figures(1.0, 0), "does not fit", False),
+        ("does not fit", figures(9.0, 9), True),
+    ],
+)
+def test_the_better_schedule_is_picked(now, other, better):
+    assert search._pick([(NOW, now), (OTHER, other)])[0] == (OTHER if better else NOW)
+
+
+def test_what_is_tried_fits_the_shape():
+    shape = search.figures.shape("v6e", "decode_bf16_b256")
+    cuts = search._cuts(NOW, shape, 256)
+    assert NOW in cuts and {one.chunk for one in cuts} == {256, 512, 1024}
+    assert all(shape.head_groups % one.groups == 0 for one in cuts if one.groups)
+
+
+@pytest.mark.parametrize(("seconds", "written"), [((2e-3, 1e-3), True), ((1e-3, 0.99e-3), False)])
+def test_the_faster_on_the_clock_is_written(seconds, written, monkeypatch: pytest.MonkeyPatch):
+    left, asked = list(seconds), []
+
+    def timed(who, q, repeats):
+        asked.append(np.asarray(who.step(q, who.memory)[0]).shape)
+        return [left.pop(0)] * repeats, None, None
+
+    monkeypatch.setattr(search.timing, "step_seconds", timed)
+    monkeypatch.setitem(search.CASES, "decode_bf16_b16", dataclasses.replace(CASES["decode_bf16_b16"], **SMALL))
+    found = search.timed("v6e", "decode_bf16_b16", [NOW, OTHER], backend="tpu_interpret")
+    assert len(asked) == 2
+    if written:
+        assert (
+            found is not None and found["chunk"] == 512 and found["us"] == 1000.0 and found["from"].startswith("timed")
+        )
+    else:
+        assert found is None
+
+
+def test_timing_counts_each_step_once(monkeypatch: pytest.MonkeyPatch):
+    who = attending.Attends(lambda q, memory: (q + 1, memory + 1), jnp.float32(0), lambda _: None)  # pyright: ignore[reportArgumentType]
+    monkeypatch.setattr(timing, "_LEAST_SECONDS", 1e-4)
+    seconds, out, memory = timing.step_seconds(who, jnp.zeros(4), 3)
+    assert len(seconds) == 3 and min(seconds) > 0
+    assert out.tolist() == [1.0] * 4 and float(memory) == 1.0  # of the first step
