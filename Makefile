@@ -19,7 +19,7 @@ RUN := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # targets share one environment
-.PHONY: help decode test check format format-check lint types pytest venv venv-dev clean
+.PHONY: help decode test test-all check format format-check lint types pytest venv venv-dev clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -30,6 +30,9 @@ decode: venv ## generate text with a small model (ARGS='--prompt=...')
 	@$(RUN) scripts/decode.py $(ARGS)
 
 test: check pytest ## what CI runs: format, lint, types, tests
+
+test-all: test ## and the TPU kernels in every combination, compiled for every chip: an hour more
+	@$(RUN) -m pytest --numprocesses=auto --maxprocesses=$(WORKERS) -m product $(ARGS)
 
 check: format-check lint types ## everything of `test` but the tests
 

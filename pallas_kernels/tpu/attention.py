@@ -174,7 +174,8 @@ def _tile_height(chip: Chip, heads: HeadGroups, tiling: Tiling, memory: Memory) 
     size = 4 if memory.dtype == "float32" else 2
     row = (tiling.buffers + 1) * heads.q_lanes * size + 2 * heads.out_lanes * size  # queries, and results on their way
     row += (2 * LANES + heads.out_lanes) * 4  # running maximum, sum, and weighted sum
-    room = (tiling.vmem or chip.vmem) - kv_bytes
+    scores = 4 * tiling.rows * tiling.chunk * 4  # of two groups, and their weights
+    room = (tiling.vmem or chip.vmem) - kv_bytes - scores
     height = 1 << max((TILE_ROWS // heads.rows).bit_length() - 1, 3)
     while height > 8 and height * heads.count * heads.rows * row > room:
         height //= 2

@@ -9,6 +9,7 @@ The tile's own KV is in memory already (`write`).
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax.numpy as jnp
@@ -69,13 +70,14 @@ class Prefill(Trips):
         whole = walk.in_window(whole, 0, count)  # for the last query
 
         def groups(masked: bool) -> None:
-            lax.fori_loop(0, self.heads.count, lambda u, _: self._group(i, u, item, masked), None)
+            one = functools.partial(self._group, i, item, masked)
+            lax.fori_loop(0, self.heads.count, lambda u, _: one(u), None, unroll=groups_at_once(self.heads.count))
 
         pl.when(whole)(lambda: groups(False))
         pl.when(jnp.logical_not(whole))(lambda: groups(True))
         pl.when(walk.is_last(item))(lambda: self._end(i))
 
-    def _group(self, i: Count, u: Count, item: Item, masked: bool) -> None:
+    def _group(self, i: Count, item: Item, masked: bool, u: Count) -> None:
         heads, mine = self.heads, self.mine
         keys = self._lanes(i, 0, self._start(0, u), heads.key_lanes)
         values = self._lanes(i, 0, self._start(heads.values_begin, u), heads.value_lanes)
@@ -121,6 +123,11 @@ class Prefill(Trips):
             seen = self.walk.in_window(place < limit - start, place, limit - start)
             pieces.append(jnp.where(seen, score[:, n * LANES : (n + 1) * LANES], MASKED))
         return jnp.concatenate(pieces, axis=1)
+
+
+def groups_at_once(count: int) -> int:
+    """How many groups a turn of the loop does: two, for one's first product hides the other's last."""
+    return 2 if count % 2 == 0 else 1
 
 
 def _across(rows: Array, lanes: int) -> Array:

@@ -29,13 +29,13 @@ TOPOLOGIES = {"v4": "v4:2x2x1", "v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6
 LAYERS, LAYER = 2, 1
 
 
-def compile_case(chip: str, name: str, tiling: Tiling | None) -> dict[str, Any]:
+def compile_case(chip: str, case: cases.Case, tiling: Tiling | None) -> dict[str, Any]:
     """Seconds and bytes of a case on a chip, and when it began and was done, for its files to be known."""
     device: Any = topologies.get_topology_desc(platform="tpu", topology_name=TOPOLOGIES[chip]).devices[0]
     there = AbstractMesh((), (), abstract_device=AbstractDevice(device.device_kind, 1, "tpu"))
     trial = contextlib.nullcontext() if tiling is None else tuning.trying(tiling)
     with trial, jax.sharding.use_abstract_mesh(there):
-        call, arguments = described(cases.CASES[name])
+        call, arguments = described(case)
         placed = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=SingleDeviceSharding(device)), arguments
         )
@@ -102,8 +102,10 @@ _SCALES = ("k_scale", "v_scale")
 if __name__ == "__main__":
     for order in map(json.loads, sys.argv[2:]):
         tiling = Tiling(**order["tiling"]) if "tiling" in order else None
+        case = order["case"]
+        case = cases.CASES[case] if isinstance(case, str) else cases.Case(**case)
         try:
-            answer = compile_case(sys.argv[1], order["case"], tiling)
+            answer = compile_case(sys.argv[1], case, tiling)
         except Exception as error:  # of whatever kind: the next is compiled all the same
             answer = {"error": f"{type(error).__name__}: {error}"[:1000]}
         print(json.dumps(answer), flush=True)

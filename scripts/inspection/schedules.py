@@ -117,45 +117,63 @@ def compile_cases(chip: str, orders: Sequence[dict[str, Any]]) -> Iterator[Made 
 
     Args:
       chip: Its name.
-      orders: For each "case", its name, and, to try one, "tiling", the fields of a `Tiling`.
+      orders: For each "case", its name or the fields of a `Case`, and, to try one, "tiling", the fields of a `Tiling`.
 
     Raises:
       ValueError: libtpu is not installed, or the compiler has died.
     """
     with tempfile.TemporaryDirectory(prefix="jpaged-") as folder:
-        told = {
-            "JAX_PLATFORMS": "cpu",
-            "TPU_SKIP_MDS_QUERY": "1",
-            "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-            "LIBTPU_INIT_ARGS": _FLAGS.format(folder=folder),
-            "PYTHONPATH": os.pathsep.join([str(_ROOT), str(compiler.folder())]),
-        }
-        script = Path(__file__).with_name("compiling.py")
-        complaints = Path(folder) / "stderr"
-        with complaints.open("w") as stderr:
-            process = subprocess.Popen(
-                [sys.executable, str(script), chip, *map(json.dumps, orders)],
-                env={**os.environ, **told},
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                text=True,
-            )
+        for said in _compiled(chip, orders, {"LIBTPU_INIT_ARGS": _FLAGS.format(folder=folder)}):
+            if "error" in said:
+                yield said["error"]
+                continue
+            kernels = tuple(read(Path(folder), said.pop("begin"), said.pop("end")))
+            yield Made(**said, kernels=kernels)
+
+
+def compile_plainly(chip: str, orders: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """As `compile_cases`, without a dump, which for a prefill takes ten times as long as to compile it.
+
+    Returns:
+      For each order "compile_s", "temp_bytes" and "cache_bytes", or "error".
+
+    Raises:
+      ValueError: libtpu is not installed, or the compiler has died.
+    """
+    return _compiled(chip, orders, {})
+
+
+def _compiled(chip: str, orders: Sequence[dict[str, Any]], more: dict[str, str]) -> Iterator[dict[str, Any]]:
+    """What `compiling.py` says of each order."""
+    told = {
+        "JAX_PLATFORMS": "cpu",
+        "TPU_SKIP_MDS_QUERY": "1",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        "PYTHONPATH": os.pathsep.join([str(_ROOT), str(compiler.folder())]),
+        **more,
+    }
+    script = Path(__file__).with_name("compiling.py")
+    with (
+        tempfile.TemporaryFile("w+") as complaints,
+        subprocess.Popen(
+            [sys.executable, str(script), chip, *map(json.dumps, orders)],
+            env={**os.environ, **told},
+            stdout=subprocess.PIPE,
+            stderr=complaints,
+            text=True,
+        ) as process,
+    ):
         assert process.stdout is not None
         left = len(orders)
         try:
             for line in process.stdout:
-                said = json.loads(line)
                 left -= 1
-                if "error" in said:
-                    yield said["error"]
-                    continue
-                kernels = tuple(read(Path(folder), said.pop("begin"), said.pop("end")))
-                yield Made(**said, kernels=kernels)
+                yield json.loads(line)
         finally:
             process.kill()
-            process.wait()
         if left:
-            raise ValueError(f"the compiler for {chip} has died: {complaints.read_text()[-500:]}")
+            complaints.seek(0)
+            raise ValueError(f"the compiler for {chip} has died: {complaints.read()[-500:]}")
 
 
 def read(folder: Path, begin: int, end: int) -> Iterator[Kernel]:

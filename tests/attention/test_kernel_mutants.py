@@ -12,9 +12,9 @@ from tests.attention.test_tpu_kernels import (
     check,
     check_nan_stays,
     make,
-    races_are_errors,
+    races_are_errors,  # noqa: F401 (a fixture)
     test_every_number_of_eight_bits,
-)  # noqa: F401 (a fixture)
+)
 
 pytestmark = pytest.mark.one_python
 

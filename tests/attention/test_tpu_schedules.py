@@ -8,6 +8,7 @@ import pytest
 from pallas_kernels import tuning
 from pallas_kernels.cases import CASES
 from pallas_kernels.tpu.chips import CHIPS
+from scripts.inspection import compiler, schedules
 from tests.house.tree import ROOT
 from tests.scripts.running import Script
 
@@ -30,9 +31,21 @@ MOST_CYCLES = {
     ("v6e", "decode_bf16_b16_sinks"): 2.4,
 }
 MOST_CYCLES_A_SEQUENCE = {("v6e", "decode_bf16_b16_ctx128"): 550}
-LEAST_BUSY = {("v6e", "prefill_bf16_b16"): 0.6}
-MOST_COMPILE_SECONDS = 60  # on a machine that tests at the same time; alone it is a third
-NO_FLOAT8 = ("v4",)  # libtpu has no conversion for it
+LEAST_BUSY = {("v6e", "prefill_bf16_b16"): 0.65}
+MOST_COMPILE_SECONDS = 60  # on a machine that tests at the same time; alone none takes 20
+# Vector registers that a decode puts away: none, but for these, which are not slower for it than any cut without.
+SPILLS = {
+    ("v4", "decode_bf16_b16_tree"): 26,
+    ("v4", "decode_bf16_b16_d80"): 25,
+    ("v5p", "decode_bf16_b16_d80"): 12,
+    ("v4", "decode_f32_b16"): 360,
+    ("v5e", "decode_f32_b16"): 110,
+    ("v5p", "decode_f32_b16"): 110,
+    ("v6e", "decode_f32_b16"): 560,
+    ("tpu7x", "decode_f32_b16"): 460,
+}
+DECODE = tuple(name for name in CASES if name.startswith("decode"))
+PREFILL = tuple(name for name in CASES if name.startswith("prefill"))
 
 
 def inspect(chips, cases):
@@ -43,26 +56,71 @@ def inspect(chips, cases):
 
 @pytest.mark.one_python
 @pytest.mark.parametrize("chip", CHIPS)
-def test_promised_figures(chip):
-    promised = [*MOST_CYCLES, *MOST_CYCLES_A_SEQUENCE, *LEAST_BUSY]
-    found = inspect([chip], [case for one, case in promised if one == chip])
+def test_decode(chip):
+    found = inspect([chip], DECODE)
+    assert [case for _, case in found] == list(DECODE)
+    faults = []
     for key, one in found.items():
-        assert one["cycles_per_token"] <= MOST_CYCLES.get(key, 1e9), one
-        assert one["cycles_per_sequence"] <= MOST_CYCLES_A_SEQUENCE.get(key, 1e9), one
-        assert one["busy"] >= LEAST_BUSY.get(key, 0), one
-        assert one["compile_s"] <= MOST_COMPILE_SECONDS, one
-        # No copy of a cache is hidden; a prefill's queries and new tokens take room, less than one of its two layers.
-        share = 0.05 if "decode" in one["case"] else 0.5
-        assert one["temp_bytes"] <= share * one["cache_bytes"], one
-        if "decode" in one["case"] and chip != "v4":
-            assert one["spills"] == 0, one
+        within = (
+            one["cycles_per_token"] <= MOST_CYCLES.get(key, 1e9),
+            one["cycles_per_sequence"] <= MOST_CYCLES_A_SEQUENCE.get(key, 1e9),
+            one["compile_s"] <= MOST_COMPILE_SECONDS,
+            one["spills"] <= SPILLS.get(key, 0),
+            one["temp_bytes"] <= 0.05 * one["cache_bytes"],  # no copy of a cache is hidden
+        )
+        if not all(within):
+            faults.append((within, one))
+    assert not faults
 
 
-@pytest.mark.every_setting
+@pytest.mark.one_python
+def test_prefill_keeps_the_matrix_unit_busy():
+    ((key, one),) = inspect(["v6e"], ["prefill_bf16_b16"]).items()
+    assert one["busy"] >= LEAST_BUSY[key], one
+
+
+@pytest.mark.one_python
+@pytest.mark.parametrize(
+    "chip", [chip if chip == "v6e" else pytest.param(chip, marks=pytest.mark.every_setting) for chip in CHIPS]
+)
+def test_prefill_compiles(chip):
+    found = list(schedules.compile_plainly(chip, [{"case": name} for name in PREFILL]))
+    for name, one in zip(PREFILL, found, strict=True):
+        assert "error" not in one, (name, one)
+        assert one["compile_s"] <= MOST_COMPILE_SECONDS, (name, one)
+        # Queries, results and new tokens take room; the cache is larger by far than what they may.
+        case = CASES[name]
+        each = case.rows * case.queries * case.head_dim * (4 if case.dtype == "float32" else 2)
+        assert one["temp_bytes"] <= 3 * each * (case.num_heads + 2 * case.num_kv_heads), (name, one)
+
+
+@pytest.mark.product
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 192, 256])
 @pytest.mark.parametrize("chip", CHIPS)
-def test_every_case_compiles(chip):
-    cases = [name for name in CASES if chip not in NO_FLOAT8 or not re.search("e4m3|e5m2", name)]
-    assert len(inspect([chip], cases)) == len(cases)
+def test_the_product_compiles(chip, head_dim):
+    orders, faults = list(product(head_dim)), []
+    for order, one in zip(orders, list(schedules.compile_plainly(chip, orders)), strict=True):
+        if "error" in one or one["temp_bytes"] > (0.05 if order["case"]["queries"] <= 8 else 1) * one["cache_bytes"]:
+            faults.append((order, one))
+    assert not faults
+
+
+def product(head_dim):
+    """Every dtype with every block size; every feature, number of queries and shape of heads with every dtype."""
+    dtypes = ("bfloat16", "float32", "float8_e4m3fn", "float8_e5m2", "int8")
+    features = ({}, {"sliding_window": 512}, {"soft_cap": 30.0}, {"sinks": True}, {"tree": True, "queries": 5})
+    features += ({"queries": 8}, {"queries": 256, "rows": 4, "sliding_window": 300, "soft_cap": 30.0, "sinks": True})
+    heads = ((32, 8), (8, 8), (8, 1), (28, 4), (24, 3))
+    for dtype in dtypes:
+        eight = dtype not in ("bfloat16", "float32")
+        shared = {"dtype": dtype, "head_dim": head_dim, "scales": eight, "context": 1024, "rows": 8, "queries": 1}
+        blocks = [block for block in (8, 16, 32, 64, 128, 256) if block >= (16 if eight else 8)]
+        for block in blocks:
+            yield {"case": {**shared, "block_size": block}}
+        for feature in features:
+            yield {"case": {**shared, "block_size": 32, **feature}}
+        for num_heads, num_kv_heads in heads[1:]:
+            yield {"case": {**shared, "block_size": 32, "num_heads": num_heads, "num_kv_heads": num_kv_heads}}
 
 
 def test_an_unknown_name_lists_those_there_are():
@@ -83,4 +141,4 @@ def test_findings_are_of_shapes_that_there_are():
 
 def test_the_compiler_is_the_one_that_setup_cfg_names():
     named = re.search(r"libtpu==(\S+)", (ROOT / "setup.cfg").read_text())
-    assert named and f'VERSION = "{named[1]}"' in (ROOT / "scripts" / "inspection" / "compiler.py").read_text()
+    assert named and named[1] == compiler.VERSION

@@ -1,15 +1,11 @@
 """The benchmark scripts, with a cache folder of the tests' own."""
 
-import sys
 from collections.abc import Callable
 
 import pytest
 
 from tests.house.tree import ROOT
 from tests.scripts.running import Script
-
-# Their parts find `common` where a script finds it: beside itself.
-sys.path.append(str(ROOT / "scripts"))
 
 
 @pytest.fixture(scope="session")
