@@ -139,11 +139,15 @@ def paged_attention(
     Returns:
       The outputs in q's dtype, and the cache.
 
+    A cache whose layout names a mesh axis is split over it by heads, and so is the work. All arrays are whole, as
+    without a mesh; the mesh must be in use (`jax.set_mesh`) where this is traced, its axes automatic.
+
     With the ``tpu`` backend, no row may read a block that another row of the batch writes by itself, and tokens that a
     row's last block holds behind ``kv_lens`` are lost.
 
     Raises:
-      ValueError: at trace time, for a backend that does not serve, or naming every shape that does not fit.
+      ValueError: at trace time, for a backend that does not serve, a mesh in use that is not the layout's, or naming
+        every shape that does not fit.
     """
     backend = _backend_for(backend, cache.layout)
     _check(q, k, v, cache, block_tables, kv_lens, cu_q_lens, sinks, max_q_len)
@@ -158,76 +162,69 @@ def paged_attention(
     quantisation = None
     if k_scale is not None and v_scale is not None:
         quantisation = tpu_attention.Quantisation(k_scale, v_scale)
+    asked = _Asked(q, k, v, jnp.asarray(layer, jnp.int32), batch, masking, quantisation, tree_mask, work)
     call = functools.partial(_attend, backend, min(max_q_len or q.shape[0], q.shape[0]))
-    if cache.layout.axis is not None:
-        call = functools.partial(_attend_on_each_rank, call)
-    return call(q, k, v, cache, layer, batch, masking, quantisation, tree_mask, work)
+    return call(cache, asked) if cache.layout.axis is None else _attend_on_each_rank(call, cache, asked)
 
 
-def _attend(
-    backend: str,
-    most: int,
-    q: Array,
-    k: Array | None,
-    v: Array | None,
-    cache: KVCache,
-    layer: Scalar,
-    batch: xla_attention.Batch,
-    masking: xla_attention.Masking,
-    quantisation: tpu_attention.Quantisation | None,
-    tree_mask: Array | None,
-    work: Any,
-) -> tuple[Array, KVCache]:
+class _Asked(NamedTuple):
+    """What `paged_attention` was handed besides the cache; or, of each, how it is split over a mesh."""
+
+    q: Any
+    k: Any
+    v: Any
+    layer: Any
+    batch: Any
+    masking: Any
+    quantisation: Any
+    tree_mask: Any
+    work: Any
+
+
+def _attend(backend: str, most: int, cache: KVCache, asked: _Asked) -> tuple[Array, KVCache]:
     """The heads of one device."""
+    q, k, v, layer, batch, masking, quantisation, tree_mask, work = asked
     if backend != "xla":
         how = _plan(backend, cache.layout, q.shape[1], batch.block_tables_RM.shape[1], most)
         if work is None:
             work = tpu_attention.prepare(how, batch, num_tokens=q.shape[0], max_q_len=most)
         return tpu_attention.attend(how, work, q, k, v, cache, layer, batch, masking, quantisation, tree_mask)
-    if k is not None and v is not None:
+    if k is not None:
         block_T, offset_T = _places(batch, q.shape[0], cache.layout)
         cache = kv.write(cache, layer, k, v, block_T, offset_T)
     return xla_attention.attend(q, cache, layer, batch, masking, max_q_len=most), cache
 
 
 def _attend_on_each_rank(
-    call: Callable[..., tuple[Array, KVCache]],
-    q: Array,
-    k: Array | None,
-    v: Array | None,
-    cache: KVCache,
-    layer: Scalar,
-    batch: xla_attention.Batch,
-    masking: xla_attention.Masking,
-    quantisation: tpu_attention.Quantisation | None,
-    tree_mask: Array | None,
-    work: Any,
+    call: Callable[[KVCache, _Asked], tuple[Array, KVCache]], cache: KVCache, asked: _Asked
 ) -> tuple[Array, KVCache]:
     """Each rank its own heads: those of its KV heads, of which it may hold one that others hold too."""
     layout = cache.layout
     assert layout.axis is not None
-    if k is not None and v is not None:
-        k, v = (jnp.repeat(x, layout.copies, axis=1) for x in (k, v))
-    if quantisation is not None:
-        each = (jnp.broadcast_to(jnp.asarray(x, jnp.float32), (layout.num_kv_heads,)) for x in quantisation)
-        quantisation = tpu_attention.Quantisation(*(jnp.repeat(x, layout.copies) for x in each))
+    asked = asked._replace(masking=asked.masking._replace(sm_scale=jnp.asarray(asked.masking.sm_scale, jnp.float32)))
+    if asked.k is not None:
+        asked = asked._replace(**{name: jnp.repeat(getattr(asked, name), layout.copies, axis=1) for name in "kv"})
+    if asked.quantisation is not None:
+        each = (jnp.broadcast_to(jnp.asarray(x, jnp.float32), (layout.num_kv_heads,)) for x in asked.quantisation)
+        asked = asked._replace(quantisation=tpu_attention.Quantisation(*(jnp.repeat(x, layout.copies) for x in each)))
 
-    def one(q, k, v, data, *rest):
-        out, cache = call(q, k, v, KVCache(data, layout.of_rank), *rest)
+    def one(data: Array, asked: _Asked) -> tuple[Array, Array]:
+        out, cache = call(KVCache(data, layout.of_rank), asked)
         return out, cache.data
 
+    # What is the same for all ranks, what has an entry a head, and what has heads on its second axis.
     same: Any = PartitionSpec()
     split: Any = PartitionSpec(layout.axis)
-    heads = PartitionSpec(None, layout.axis)
-    masking = masking._replace(sm_scale=jnp.asarray(masking.sm_scale, jnp.float32))
-    masking_specs = xla_attention.Masking(same, same, same, split)
+    heads: Any = PartitionSpec(None, layout.axis)
+    masking = xla_attention.Masking(sm_scale=same, sliding_window=same, soft_cap=same, sinks_H=split)
+    specs = _Asked(heads, heads, heads, same, same, masking, split, tree_mask=same, work=same)
     out, data = sharding.on_each_rank(
         one,
         axis=layout.axis,
         num_ranks=layout.num_ranks,
-        in_specs=(heads, heads, heads, layout.partition, same, same, masking_specs, split, same, same),
+        in_specs=(layout.partition, specs),
         out_specs=(heads, layout.partition),
-    )(q, k, v, cache.data, jnp.asarray(layer, jnp.int32), batch, masking, quantisation, tree_mask, work)
+    )(cache.data, asked)
     return out, cache.replace(data=data)
 
 
@@ -249,8 +246,13 @@ def prepare(
       block_tables, kv_lens, cu_q_lens, max_q_len, backend: As for `paged_attention`.
       num_heads: Query heads, H.
       num_tokens: Queries, padding included: T.
+
+    Raises:
+      ValueError: for a backend that does not serve, or query heads that the ranks of a split cache do not divide.
     """
     backend = _backend_for(backend, layout)
+    if faults := _rank_faults(num_heads, layout):
+        raise ValueError(f"prepare: {'; '.join(faults)}")
     if backend == "xla":
         return None
     most = min(max_q_len or num_tokens, num_tokens)
@@ -358,11 +360,8 @@ def _check(q, k, v, cache: KVCache, block_tables, kv_lens, cu_q_lens, sinks, max
             f"{q.shape=} must be [T, H, {layout.head_dim}], H a multiple of the cache's "
             f"{layout.num_kv_heads} KV heads; try q.reshape(T, H, D), or a cache of another KVLayout"
         )
-    elif q.shape[1] % layout.num_ranks:
-        faults.append(
-            f"{q.shape[1]} query heads are split over num_ranks={layout.num_ranks}, which must divide them; "
-            f"try {math.gcd(q.shape[1], layout.num_ranks)} ranks"
-        )
+    else:
+        faults += _rank_faults(q.shape[1], layout)
     wanted = (q.shape[0], layout.num_kv_heads, layout.head_dim)
     way_out = "one key and value for each query token, as many heads as the cache's KVLayout has"
     for name, x in (("k", k), ("v", v)):
@@ -378,6 +377,15 @@ def _check(q, k, v, cache: KVCache, block_tables, kv_lens, cu_q_lens, sinks, max
         faults.append(f"{max_q_len=} must be at least 1; try None")
     if faults:
         raise ValueError("paged_attention: " + "; ".join(faults))
+
+
+def _rank_faults(num_heads: int, layout: kv.KVLayout) -> list[str]:
+    if num_heads % layout.num_ranks == 0:
+        return []
+    return [
+        f"{num_heads} query heads are split over num_ranks={layout.num_ranks}, which must divide them; "
+        f"try {math.gcd(num_heads, layout.num_ranks)} of them"
+    ]
 
 
 def _check_backend(backend: str, cache: KVCache, num_tokens: int, k_scale, v_scale, tree_mask, max_q_len) -> None:

@@ -65,13 +65,13 @@ class KVLayout:
         size = jnp.dtype(self.dtype).itemsize
         if self.order == WORDS and (size > 4 or self.block_size * size % 4):
             faults.append(f"dtype={self.dtype!r} and block_size={self.block_size} must make words of 4 bytes; try 16")
-        if (self.axis is None) != (self.num_ranks == 1):
-            faults.append(f"axis={self.axis!r} and num_ranks={self.num_ranks} must both be given; try the mesh's")
+        if self.axis is None and self.num_ranks > 1:
+            faults.append(f"axis=None must be a mesh axis for num_ranks={self.num_ranks}; try its name")
         fewer, more = sorted((self.num_kv_heads, self.num_ranks))
         if fewer > 0 and more % fewer:
             faults.append(
                 f"num_kv_heads={self.num_kv_heads} and num_ranks={self.num_ranks} must be one a multiple of the other; "
-                f"try {math.gcd(fewer, more)} ranks"
+                f"try num_ranks={math.gcd(fewer, more)}"
             )
         if faults:
             raise ValueError("; ".join(faults))
@@ -119,7 +119,7 @@ class KVLayout:
 
     @property
     def bytes_per_block(self) -> int:
-        """Bytes of one block in all layers, keys, values and padding."""
+        """Bytes of one block in all layers and ranks, keys, values and padding; a rank's are `of_rank`'s."""
         return math.prod(self.shape) // self.num_blocks * jnp.dtype(self.stored_dtype).itemsize
 
     def index(self, **at: object) -> tuple:
@@ -165,6 +165,7 @@ def write(
     No two tokens may name the same place. Not for ``WORDS``, whose kernels write.
     """
     fresh_TCKD = jnp.stack([k_TKD, v_TKD], axis=1).astype(cache.data.dtype)
+    fresh_TCKD = jnp.repeat(fresh_TCKD, cache.layout.copies, axis=2)
     at = cache.layout.index(L=layer, N=block_T, B=offset_T)
     # Indexed axes that stand apart come first in the result, so what is left is [T, C, K, D] in the order's own order.
     rest = [axis for axis in cache.layout.order if axis in "CKD"]

@@ -1,7 +1,8 @@
 """How a model's weights are split over the ranks of a mesh axis, by their names: Megatron's way (arXiv 1909.08053).
 
 Matrices that heads or the inner width come out of are split by their outputs, the matrices after them by their inputs,
-so that a layer needs two sums over the ranks and nothing else. What no rule names is held by every rank.
+so that a layer needs two sums over the ranks and, unless there are fewer KV heads than ranks, nothing else. What no
+rule names is held by every rank.
 """
 
 from __future__ import annotations

@@ -64,29 +64,34 @@ def main() -> int:
                 print(_ROW.format("case", "backend", "us", "(least - most)", "GB/s", "share of copy", "error"))
         for name, case in cases.items():
             for backend in backends:
-                reasons = list(attending.faults(backend, case))
+                one = _figures(name, case, backend, rate)
                 with progress.aside():
-                    if reasons:
-                        command.say(f"{name}: {backend} is left out: {', '.join(reasons)}")
-                if not reasons:
-                    found.append(_figures(name, case, backend, rate))
-                    with progress.aside():
-                        print(json.dumps(found[-1]) if _JSON.value else _text(found[-1]), flush=True)
+                    if isinstance(one, str):
+                        command.complain(f"{name}: {backend} is left out: {one}")
+                    else:
+                        found.append(one)
+                        print(json.dumps(one) if _JSON.value else _text(one), flush=True)
                 progress.done += 1
     if _PLOT.value and found:
         plot.shares(found, _PLOT.value)
     return command.OK
 
 
-def _figures(name: str, case: Any, backend: str, rate: float) -> dict[str, Any]:
+def _figures(name: str, case: Any, backend: str, rate: float) -> dict[str, Any] | str:
+    """What a backend took for a case, or why it cannot have it."""
     import jax
 
     from attention import attending, batches, timing
     from benchmarks.measure import Spread
 
+    if reasons := list(attending.faults(backend, case)):
+        return ", ".join(reasons)
     batch = batches.make(case)
-    who = (attending.others if backend in attending.OTHERS else attending.ours)(backend, batch)
-    seconds, out, memory = timing.step_seconds(who, batch.q_THD, _REPEATS.value)
+    try:
+        who = (attending.others if backend in attending.OTHERS else attending.ours)(backend, batch)
+        seconds, out, memory = timing.step_seconds(who, batch, _REPEATS.value)
+    except attending.REFUSALS as error:  # of a shape, or for want of memory; the others go on
+        return str(error)
     spread = Spread.of(seconds)
     moved = batch.least_bytes / spread.median
     return {

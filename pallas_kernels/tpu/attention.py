@@ -174,6 +174,7 @@ def _tile_height(chip: Chip, heads: HeadGroups, tiling: Tiling, memory: Memory) 
     size = 4 if memory.dtype == "float32" else 2
     row = (tiling.buffers + 1) * heads.q_lanes * size + 2 * heads.out_lanes * size  # queries, and results on their way
     row += (2 * LANES + heads.out_lanes) * 4  # running maximum, sum, and weighted sum
+    row += 3 * LANES * 4  # a sink and two scales, if there are any
     scores = 4 * tiling.rows * tiling.chunk * 4  # of two groups, and their weights
     room = (tiling.vmem or chip.vmem) - kv_bytes - scores
     height = 1 << max((TILE_ROWS // heads.rows).bit_length() - 1, 3)
@@ -272,7 +273,7 @@ def attend(
     if mixed is not None and kv_TF is not None:  # first, for others may share these blocks
         fresh = write.in_order(kv_TF, how.memory.block_size)
         cache_LNWF = write.write(mixed.units, fresh, cache_LNWF, layer, **call)
-    call |= {"converts": how.chip.converts}
+    call["converts"] = how.chip.converts  # what writes converts nothing
     new_T1F = None if kv_few is None else words.one_a_word(kv_few)
     inputs = _inputs(how, work, how.decode_heads, how.few, q_few, new_T1F, cache_LNWF, layer, options)
     out, cache_LNWF = stream(

@@ -13,17 +13,18 @@ from jaxtyping import Array, BFloat16, Int32
 
 from pallas_kernels.tpu.words import LANES
 
-# Bits of the exponent, a mask of magnitudes where float32 has its own, and what float32 adds to an exponent beyond.
+# Bits of the exponent; where float32 has its own: a mask of magnitudes, and the least that is no number; what float32
+# adds to an exponent beyond.
 _MINIFLOATS = {
-    "float8_e4m3fn": (4, 0x07F00000, 127 - 7),
-    "float8_e5m2": (5, 0x0FE00000, 127 - 15),
+    "float8_e4m3fn": (4, 0x07F00000, 0x07F00000, 127 - 7),
+    "float8_e5m2": (5, 0x0FE00000, 0x0F800000, 127 - 15),
 }
 
 
 def to_bfloat16(words_WX: Int32[Array, "W X"], dtype: str) -> BFloat16[Array, "C X"]:
     """The four tokens of each word: first those in the low halves of all words, then those in the high halves.
 
-    NaN and infinities, which no cache of ours holds, become numbers.
+    Infinities, which no cache of ours holds, become NaN.
     """
     halves = []
     for n in (0, 2):
@@ -45,9 +46,10 @@ def _float32(words: Array, n: int, dtype: str) -> Array:
     top = words << (24 - 8 * n)
     if dtype == "int8":
         return (top >> 24).astype(jnp.float32)
-    exponent, mask, bias = _MINIFLOATS[dtype]
-    bits = ((top >> (8 - exponent)) & mask) + (bias << 23)
-    value, least = lax.bitcast_convert_type(bits, jnp.float32), 2.0 ** (bias - 126)
+    exponent, mask, infinite, bias = _MINIFLOATS[dtype]
+    magnitude = (top >> (8 - exponent)) & mask
+    value, least = lax.bitcast_convert_type(magnitude + (bias << 23), jnp.float32), 2.0 ** (bias - 126)
     # Below the least normal number there is no hidden one: from 2^(b-127)·(1 + m) to 2^(b-126)·m.
     value += jnp.minimum(value - least, 0.0)
+    value = jnp.where(magnitude >= infinite, jnp.nan, value)
     return lax.bitcast_convert_type(lax.bitcast_convert_type(value, jnp.int32) | (top & -(1 << 31)), jnp.float32)

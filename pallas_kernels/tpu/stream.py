@@ -61,7 +61,7 @@ def stream(
     block_size: int,
     queries: int,
     tiling: Tiling,
-    converts: bool = True,
+    converts: bool,
     interpret: Any = False,
 ) -> tuple[Float[Array, "T U V X"], Int32[Array, "L N W F"]]:
     """Attends the queries of ``rows``, and writes their KV if there is any; other tokens' outputs are left undefined.

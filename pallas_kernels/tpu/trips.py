@@ -61,8 +61,16 @@ class Tiling:
     vmem: int | None = None
 
     def turns(self, count: int) -> int:
-        """Of the loop over the ``count`` head groups of each item; 1 is none."""
-        return self.items * count // self.groups if self.groups else 1
+        """Of the loop over the ``count`` head groups of each item; 1 is none.
+
+        Raises:
+          ValueError: some groups would be left out.
+        """
+        if not self.groups:
+            return 1
+        if count % self.groups:
+            raise ValueError(f"groups={self.groups} must divide the {count} head groups; try 1, or 0 for all at once")
+        return self.items * count // self.groups
 
 
 class Features(NamedTuple):

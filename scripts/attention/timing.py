@@ -12,48 +12,54 @@ import jax.numpy as jnp
 from jax import lax
 
 from .attending import Attends
+from .batches import Batch
 
 _LEAST_SECONDS = 0.2  # of what is timed at once
 _MOST_STEPS = 1000
 _COPY_BYTES = 1 << 28
 
 
-def step_seconds(who: Attends, q: Any, repeats: int) -> tuple[list[float], Any, Any]:
+def step_seconds(who: Attends, batch: Batch, repeats: int) -> tuple[list[float], Any, Any]:
     """Seconds of a step, repeat by repeat, and the first step's results and memory."""
 
     @functools.partial(jax.jit, donate_argnums=1)
-    def once(q, memory):
-        return who.step(q, memory)
+    def once(tokens, memory, given):
+        q, k, v = tokens
+        return who.step(q, k, v, memory, given)
 
     @functools.partial(jax.jit, donate_argnums=1)
-    def many(q, memory, count):
+    def many(tokens, memory, given, count):
         def one(_, carry):
-            q, memory = carry
-            out, memory = who.step(q, memory)
-            return q + jnp.asarray(1e-6, q.dtype) * out, memory  # so that no step can be left out
+            (q, k, v), memory = carry
+            out, memory = who.step(q, k, v, memory, given)
+            # Each step's tokens are a little other ones, so that no part of a step can be left out or done once.
+            return tuple(
+                x + jnp.asarray(1e-6, x.dtype) * out[:, : x.shape[1]].astype(x.dtype) for x in (q, k, v)
+            ), memory
 
-        return lax.fori_loop(0, count, one, (q, memory))
+        return lax.fori_loop(0, count, one, (tokens, memory))
 
-    out, memory = jax.block_until_ready(once(q, who.memory))
+    tokens = batch.q_THD, batch.k_TKD, batch.v_TKD
+    out, memory = jax.block_until_ready(once(tokens, who.memory, who.given))
     kept = jax.tree.map(jnp.copy, (out, memory))
-    _, memory = jax.block_until_ready(many(q, memory, jnp.int32(1)))  # compiles
+
+    def timed(memory: Any, count: int) -> tuple[float, Any]:
+        began = time.perf_counter()
+        _, memory = jax.block_until_ready(many(tokens, memory, who.given, jnp.int32(count)))
+        return time.perf_counter() - began, memory
+
+    _, memory = timed(memory, 1)  # compiles
     count = 1
     while count < _MOST_STEPS:
-        seconds, memory = _timed(many, q, memory, count)
+        seconds, memory = timed(memory, count)
         if seconds >= _LEAST_SECONDS:
             break
         count = min(_MOST_STEPS, max(2 * count, int(count * _LEAST_SECONDS / max(seconds, 1e-6))))
     found = []
     for _ in range(repeats):
-        seconds, memory = _timed(many, q, memory, count)
+        seconds, memory = timed(memory, count)
         found.append(seconds / count)
     return found, *kept
-
-
-def _timed(many: Any, q: Any, memory: Any, count: int) -> tuple[float, Any]:
-    began = time.perf_counter()
-    _, memory = jax.block_until_ready(many(q, memory, jnp.int32(count)))
-    return time.perf_counter() - began, memory
 
 
 def copy_bytes_per_second(repeats: int) -> float:

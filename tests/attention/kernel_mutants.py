@@ -1,4 +1,7 @@
-"""Faults planted in the TPU kernels, each with a batch that must show it: a wrong result, NaN, or a race."""
+"""Faults planted in the TPU kernels, each with a batch that must show it: a wrong result, NaN, or a race.
+
+A copy that is ordered twice or never is not among them: the interpreter then waits for ever.
+"""
 
 from __future__ import annotations
 
@@ -157,4 +160,17 @@ MUTANTS = [
         "eighths",
     ),
     Mutant("halves change places", eighths, "to_bfloat16", "for n in (0, 2)", "for n in (2, 0)", "eighths"),
+    Mutant("every turn does the first groups", decode.Decode, "_attend", "n % each * groups", "n * 0", "turns"),
+    Mutant("every turn does the first row", decode.Decode, "_attend", "n // each,", "n * 0,", "turns"),
+    Mutant("one part of a float32", trips, "_thirds", "x = x - thirds[-1].astype(jnp.float32)", "x = 0.0 * x", "f32"),
+    Mutant(
+        "only the greatest product of parts",
+        trips.Trips,
+        "_dot",
+        "for m in range(3 - n))",
+        "for m in range(1 - n))",
+        "f32",
+    ),
+    Mutant("NaN of eight bits is a number", eighths, "_float32", "magnitude >= infinite", "magnitude < 0", "eighths"),
+    Mutant("the mask does not know the order", eighths, "places", "(lane >= span)", "(lane < 0)", "eighths"),
 ]

@@ -11,6 +11,7 @@ from tests.attention.kernel_mutants import MUTANTS, Mutant
 from tests.attention.test_tpu_kernels import (
     check,
     check_nan_stays,
+    check_turns,
     make,
     races_are_errors,  # noqa: F401 (a fixture)
     test_every_number_of_eight_bits,
@@ -34,6 +35,10 @@ def attend(batch: str) -> None:
             check(make([1, 1], [20, 9], **few), max_q_len=1, sinks=np.linspace(-1, 1, 4))
         case "few":
             check(make([3, 8], [74, 131], **few), max_q_len=8)
+        case "turns":
+            check_turns()
+        case "f32":
+            check(make([1, 1], [131, 7], **few), max_q_len=1, sm_scale=0.5)
         case "nan":
             check_nan_stays(1)
         case "tree":

@@ -33,8 +33,8 @@ def mesh():
         yield jax.sharding.get_mesh()
 
 
-def split(layout, data, mesh):
-    layout = dataclasses.replace(layout, axis="heads", num_ranks=RANKS)
+def split(layout, data, mesh, num_ranks=RANKS):
+    layout = dataclasses.replace(layout, axis="heads", num_ranks=num_ranks)
     packed = kv.pack(layout, jnp.asarray(data).astype(layout.dtype))
     return kv.KVCache(jax.device_put(packed, NamedSharding(mesh, layout.partition)), layout)
 
@@ -121,7 +121,7 @@ def test_blocks_leave_and_enter_whole(order, num_kv_heads, mesh):
 def test_a_rank_holds_its_keys_and_values_together():
     layout = KVLayout(1, 1, 8, 4, 64, "float32", WORDS, axis="heads", num_ranks=2)
     blocks = jnp.zeros(layout.canonical_shape).at[0, 0, 5, 1, 2, 7].set(3.0)  # a value of head 2, the second rank's
-    (place,) = np.argwhere(np.asarray(kv.unpack(dataclasses.replace(layout), kv.pack(layout, blocks)))[0, 0, 5, 1])
+    (place,) = np.argwhere(np.asarray(kv.unpack(layout, kv.pack(layout, blocks)))[0, 0, 5, 1])
     assert place.tolist() == [2, 7]
     lane = 2 * 2 * 64 + 2 * 64 + 7  # behind the first rank's two keys and two values, and this rank's two keys
     assert kv.pack(layout, blocks)[0, 0, 5, lane] == np.float32(3.0).view(np.int32)
@@ -138,8 +138,8 @@ def test_a_new_cache_is_split_from_the_start(mesh):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"num_kv_heads": 6}, "num_kv_heads=6 and num_ranks=4 must be one a multiple of the other; try 2 ranks"),
-        ({"axis": None}, "axis=None and num_ranks=4 must both be given"),
+        ({"num_kv_heads": 6}, "num_kv_heads=6 and num_ranks=4 must be one a multiple of the other; try num_ranks=2"),
+        ({"axis": None}, "axis=None must be a mesh axis for num_ranks=4"),
         ({"num_ranks": 0}, "num_ranks=0 must be at least 1"),
     ],
 )
@@ -158,8 +158,46 @@ def attend(num_heads, layout):
 
 def test_query_heads_that_the_ranks_do_not_divide(mesh):
     layout = KVLayout(1, 2, 16, 2, 64, axis="heads", num_ranks=RANKS)
-    with pytest.raises(ValueError, match="6 query heads are split over num_ranks=4, which must divide them; try 2"):
+    reason = "6 query heads are split over num_ranks=4, which must divide them; try 2"
+    with pytest.raises(ValueError, match=reason):
         attend(6, layout)
+    rows = jnp.zeros((1, 1), jnp.int32), jnp.ones(1, jnp.int32), jnp.arange(2, dtype=jnp.int32)
+    words = dataclasses.replace(layout, order=WORDS)
+    with pytest.raises(ValueError, match=reason):
+        prepare(words, *rows, num_heads=6, num_tokens=1, backend="tpu_interpret")
+
+
+def test_one_rank_is_a_mesh_too():
+    layout = KVLayout(1, 2, 16, 2, 64, axis="heads", num_ranks=1)
+    with jax.set_mesh(jax.make_mesh((1,), ("heads",), axis_types=(AxisType.Auto,), devices=jax.devices()[:1])):
+        assert attend(2, layout)[0].shape == (1, 2, 64)
+        assert kv.create(layout).data.sharding.spec == layout.partition  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize("backend", ORDERS)
+def test_other_axes_of_the_mesh_do_the_same(backend):
+    """A kernel cannot be left to XLA along any axis of a mesh, not even along one of a single device."""
+    q, data, cache, tables, kv_lens, cu = make_case(
+        3, [1], [20], heads=(2, 2), head_dim=64, block_size=16, order=ORDERS[backend]
+    )
+    rows = jnp.asarray(tables), jnp.asarray(kv_lens), jnp.asarray(cu)
+
+    def run(cache):
+        out, cache = paged_attention(jnp.asarray(q), None, None, cache, 1, *rows, backend=backend)
+        return out, kv.copy_blocks(cache, jnp.array([0], jnp.int32), jnp.array([1], jnp.int32))
+
+    want, _ = jax.jit(run)(cache)
+    with jax.set_mesh(jax.make_mesh((2, 2), ("data", "heads"), axis_types=(AxisType.Auto,) * 2)):
+        layout = dataclasses.replace(cache.layout, axis="heads", num_ranks=2)
+        found, _ = jax.jit(run)(split(layout, data, jax.sharding.get_mesh(), num_ranks=2))
+    np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-5)
+
+
+def test_a_mesh_of_explicit_axes_is_refused():
+    layout = KVLayout(1, 2, 16, 4, 64, axis="heads", num_ranks=RANKS)
+    mesh = jax.make_mesh((RANKS,), ("heads",), axis_types=(AxisType.Explicit,))
+    with jax.set_mesh(mesh), pytest.raises(ValueError, match=r"axis 'heads' is explicit.*AxisType\.Auto"):
+        kv.create(layout)
 
 
 @pytest.mark.parametrize(
