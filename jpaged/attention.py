@@ -1,18 +1,16 @@
-"""The public attention: one function over a ragged batch, its Flax module, and the choice of a backend.
+"""The public attention: one function over a ragged batch, and its Flax module.
 
-It knows what each backend serves; new keys and values are written before the batch attends. It knows neither
-requests nor engines: any Flax model can call it with a cache and block tables of its own.
+It checks what it is handed, and asks `backends` who serves; new keys and values are written before the batch attends.
+It knows neither requests nor engines: any Flax model can call it with a cache and block tables of its own.
 """
 
 from __future__ import annotations
 
 import functools
-import logging
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec
@@ -20,72 +18,21 @@ from jaxtyping import Array, Bool, Float, Int32
 
 from jpaged import cache as kv
 from jpaged import sharding, tpu_attention, xla_attention
+from jpaged.backends import BACKENDS, ORDERS, backend_for, best_order, resolve_backend
 from jpaged.cache import WORDS, KVCache, Scalar
 
-BACKENDS = ("xla", "tpu", "gpu", "tpu_interpret", "gpu_interpret")
-ORDERS = {"xla": "LCKNBD", "tpu": WORDS, "tpu_interpret": WORDS}  # of the cache that each serving backend reads
-
-log = logging.getLogger(__name__)
-
-
-def resolve_backend(backend: str | None, platform: str | None = None) -> str:
-    """Returns the backend that will run: the one named, or for ``None`` the best that this version has.
-
-    A backend asked for by name never falls back.
-
-    Args:
-      backend: One of ``BACKENDS``, or None.
-      platform: "cpu", "tpu" or "gpu"; None asks JAX.
-
-    Raises:
-      ValueError: for an unknown backend, or one that cannot serve here.
-    """
-    platform = platform or _platform()
-    if backend is None:
-        known = platform in ORDERS and (platform != "tpu" or tpu_attention.serves_here())
-        best = platform if known else "xla"
-        _announce(best, platform)
-        return best
-    if backend not in BACKENDS:
-        raise ValueError(f"{backend=} must be one of {', '.join(BACKENDS)}; try backend=None, which picks one")
-    wanted = backend.removesuffix("_interpret")
-    if backend in ("tpu", "gpu") and wanted != platform:
-        raise ValueError(
-            f"{backend=} needs a {wanted.upper()}, and JAX found only {platform}; "
-            "try backend='xla', which runs everywhere"
-        )
-    if backend not in ORDERS:
-        raise ValueError(f"{backend=} is not in this version yet; try backend='xla', which runs everywhere")
-    return backend
-
-
-def best_order() -> str:
-    """The order that a `KVLayout` should have here, for the best backend to read it."""
-    return ORDERS[resolve_backend(None)]
-
-
-def _backend_for(backend: str | None, layout: kv.KVLayout) -> str:
-    """As `resolve_backend`, but where nobody names one, a cache in the order of ``xla`` is read by that."""
-    if backend is None and layout.order == ORDERS["xla"]:
-        return resolve_backend("xla")
-    return resolve_backend(backend)
-
-
-def _platform() -> str:
-    """What is compiled for: the device that the mesh in use describes, which need not be here, or JAX's own."""
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    return jax.default_backend() if device is None else device.platform
-
-
-def faults(layout: kv.KVLayout) -> list[str]:
-    """Why the backend whose order a cache has cannot serve it."""
-    return tpu_attention.faults(layout) if layout.order == WORDS else []
-
-
-@functools.cache
-def _announce(backend: str, platform: str) -> None:
-    why = "the kernels for it" if backend == platform else "no kernel of this version serves it"
-    log.info("attention backend: %s, picked for %s: %s", backend, platform, why)
+__all__ = [
+    "BACKENDS",
+    "ORDERS",
+    "WORDS",
+    "PagedAttention",
+    "Rows",
+    "best_order",
+    "paged_attention",
+    "prepare",
+    "resolve_backend",
+    "token_rows",
+]
 
 
 def paged_attention(
@@ -149,7 +96,7 @@ def paged_attention(
       ValueError: at trace time, for a backend that does not serve, a mesh in use that is not the layout's, or naming
         every shape that does not fit.
     """
-    backend = _backend_for(backend, cache.layout)
+    backend = backend_for(backend, cache.layout)
     _check(q, k, v, cache, block_tables, kv_lens, cu_q_lens, sinks, max_q_len)
     _check_backend(backend, cache, q.shape[0], k_scale, v_scale, tree_mask, max_q_len)
     batch = xla_attention.Batch(*map(jnp.asarray, (block_tables, kv_lens, cu_q_lens)))
@@ -250,7 +197,7 @@ def prepare(
     Raises:
       ValueError: for a backend that does not serve, or query heads that the ranks of a split cache do not divide.
     """
-    backend = _backend_for(backend, layout)
+    backend = backend_for(backend, layout)
     if faults := _rank_faults(num_heads, layout):
         raise ValueError(f"prepare: {'; '.join(faults)}")
     if backend == "xla":

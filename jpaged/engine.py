@@ -19,7 +19,7 @@ import numpy as np
 
 from jpaged import audit, buckets, dtypes, intake, prefix, sampling, sizing, step
 from jpaged import state as states
-from jpaged.attention import resolve_backend
+from jpaged.backends import resolve_backend
 from jpaged.config import EngineConfig
 from jpaged.groups import Group, Sequence
 from jpaged.intake import AnyRequest, AnySample

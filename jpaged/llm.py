@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from jpaged import cache as kv
 from jpaged import validate
-from jpaged.attention import resolve_backend
+from jpaged.backends import resolve_backend
 from jpaged.config import BeamSearchParams, EngineConfig, SamplingParams
 from jpaged.engine import Engine
 from jpaged.hypotheses import BeamRequest

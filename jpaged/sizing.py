@@ -10,7 +10,7 @@ import os
 
 import jax
 
-from jpaged import attention, dtypes
+from jpaged import backends, dtypes
 from jpaged.cache import KVLayout
 from jpaged.config import DType, EngineConfig
 from jpaged.model import ModelSpec
@@ -42,7 +42,7 @@ def resolve(spec: ModelSpec, config: EngineConfig) -> ResolvedConfig:
         )
     num_blocks, dtype = config.num_blocks, dtypes.resolve(config.dtype)
     one = layout(spec, num_blocks=1, block_size=config.block_size, dtype=dtype, backend=config.backend)
-    faults += attention.faults(one)
+    faults += backends.faults(one)
     block_bytes = one.bytes_per_block
     if num_blocks is None:
         wanted = config.max_num_seqs * -(-longest // config.block_size)
@@ -71,7 +71,7 @@ def resolve(spec: ModelSpec, config: EngineConfig) -> ResolvedConfig:
 
 def layout(spec: ModelSpec, *, num_blocks: int, block_size: int, dtype: str, backend: str | None) -> KVLayout:
     """The KV cache of a model at these sizes, in the order of the backend that will run."""
-    order = attention.ORDERS[attention.resolve_backend(backend)]
+    order = backends.ORDERS[backends.resolve_backend(backend)]
     return KVLayout(spec.num_layers, num_blocks, block_size, spec.num_kv_heads, spec.head_dim, dtype, order)
 
 

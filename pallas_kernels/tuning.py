@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pallas_kernels.tpu.chips import Chip
-from pallas_kernels.tpu.trips import Tiling
+from pallas_kernels.tpu.tiling import Tiling
 from pallas_kernels.tpu.words import LANES
 
 TUNED = Path(__file__).parent / "tuned"

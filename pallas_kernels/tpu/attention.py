@@ -23,7 +23,8 @@ from pallas_kernels.tpu.heads import HeadGroups
 from pallas_kernels.tpu.prefill import Prefill
 from pallas_kernels.tpu.rows import Rows
 from pallas_kernels.tpu.stream import Inputs, stream
-from pallas_kernels.tpu.trips import LANES, Tiling
+from pallas_kernels.tpu.tiling import Tiling
+from pallas_kernels.tpu.words import LANES
 
 DTYPES = ("bfloat16", "float32", "float8_e4m3fn", "float8_e5m2", "int8")  # of KV
 LOG2E = math.log2(math.e)

@@ -13,7 +13,8 @@ from jaxtyping import Array, Float, Int32
 
 from pallas_kernels.tpu.heads import HeadGroups
 from pallas_kernels.tpu.rows import Rows
-from pallas_kernels.tpu.trips import Far, Features, Operands, Scratch, Settings, Tiling, Trips
+from pallas_kernels.tpu.tiling import Tiling
+from pallas_kernels.tpu.trips import Far, Features, Operands, Scratch, Settings, Trips
 from pallas_kernels.tpu.walk import FIELDS, Cut, TableReader, Walk
 from pallas_kernels.tpu.words import LANES
 

@@ -11,9 +11,7 @@ block, may be anything, and so is kept out of the scores by a mask and out of th
 from __future__ import annotations
 
 import abc
-import dataclasses
 import functools
-import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
@@ -23,54 +21,15 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array
 
-from pallas_kernels.tpu import eighths, words
+from pallas_kernels.tpu import eighths, products, words
 from pallas_kernels.tpu.heads import HeadGroups
+from pallas_kernels.tpu.tiling import Tiling
 from pallas_kernels.tpu.walk import FIELDS, Count, Cut, Item, TableReader, Walk, halves
 from pallas_kernels.tpu.words import LANES, PIECE, SUBLANES
 
 MASKED = -1e30  # finite, so that a chunk that a query sees nothing of merges without NaN
 
 Orders: TypeAlias = list[Callable[[], None]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Tiling:
-    """What a kernel may choose.
-
-    Attributes:
-      chunk: Tokens of KV that are one item of work.
-      items: Items of a trip.
-      buffers: Trips whose KV has room in VMEM; a power of two.
-      lanes: Lanes that a product takes at once.
-      groups: Head groups of an item whose arithmetic is one basic block, in a loop over them; a divisor of their
-        number. 0: those of all items of a trip, without a loop.
-      early: The share of a trip's orders that stands between the products with the keys.
-      staged: Whether scores wait in VMEM rather than in registers.
-      rows: Rows of queries that a prefill's product takes at once.
-      vmem: Bytes of VMEM that the kernel may take; None is the compiler's own limit.
-    """
-
-    chunk: int
-    items: int
-    buffers: int
-    lanes: int
-    groups: int = 0
-    early: float = 1.0
-    staged: bool = True
-    rows: int = 256
-    vmem: int | None = None
-
-    def turns(self, count: int) -> int:
-        """Of the loop over the ``count`` head groups of each item; 1 is none.
-
-        Raises:
-          ValueError: some groups would be left out.
-        """
-        if not self.groups:
-            return 1
-        if count % self.groups:
-            raise ValueError(f"groups={self.groups} must divide the {count} head groups; try 1, or 0 for all at once")
-        return self.items * count // self.groups
 
 
 class Features(NamedTuple):
@@ -410,31 +369,4 @@ class Trips(abc.ABC):
         return lane, list(range(0, self.cut.chunk, LANES))
 
     def _dot(self, a: Array, b: Array, axis: int) -> Array:
-        """The product of some rows with what the matrix unit holds, summed over an axis of that."""
-        if b.dtype != jnp.float32:
-            return _product(a, b, axis)
-        # The unit multiplies bfloat16. Three of them make a float32, and of their nine products the six greatest count.
-        # What it costs is putting b in; so the parts of a go through together.
-        part = self.tiling.lanes  # as many tokens as lanes, those of the matrix unit
-        rows, stacked, found = a.shape[0], jnp.concatenate(_thirds(a), axis=0), []
-        for start in range(0, b.shape[0], part):  # piece by piece, lest all of b's parts wait in registers
-            of_b = _thirds(b[start : start + part])
-            of_a = stacked if axis else stacked[:, start : start + part]
-            parts = [_product(of_a[: rows * (3 - n)], of_b[n], axis) for n in range(3)]
-            small_first = sorted((n + m, n, m) for n in range(3) for m in range(3 - n))[::-1]
-            each = [parts[n][m * rows : (m + 1) * rows] for _, n, m in small_first]
-            found.append(functools.reduce(operator.add, each))
-        return jnp.concatenate(found, axis=1) if axis else functools.reduce(operator.add, found)
-
-
-def _product(a: Array, b: Array, axis: int) -> Array:
-    return lax.dot_general(a, b, (((1,), (axis,)), ((), ())), preferred_element_type=jnp.float32)
-
-
-def _thirds(x: Array) -> list[Array]:
-    """Three bfloat16 arrays that add up to a float32 one."""
-    thirds = []
-    for _ in range(3):
-        thirds.append(x.astype(jnp.bfloat16))
-        x = x - thirds[-1].astype(jnp.float32)
-    return thirds
+        return products.dot(a, b, axis, part=self.tiling.lanes)

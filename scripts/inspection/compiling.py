@@ -23,7 +23,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, SingleDeviceSharding
 from jpaged import attention
 from jpaged.cache import KVLayout, create
 from pallas_kernels import cases, tuning
-from pallas_kernels.tpu.trips import Tiling
+from pallas_kernels.tpu.tiling import Tiling
 
 TOPOLOGIES = {"v4": "v4:2x2x1", "v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "tpu7x": "tpu7x:2x2x1"}
 LAYERS, LAYER = 2, 1

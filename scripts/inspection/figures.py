@@ -15,7 +15,7 @@ from pallas_kernels.tpu import attention
 from pallas_kernels.tpu.chips import CHIPS, Chip
 from pallas_kernels.tpu.decode import softmaxes_at_once
 from pallas_kernels.tpu.prefill import groups_at_once
-from pallas_kernels.tpu.trips import Tiling
+from pallas_kernels.tpu.tiling import Tiling
 
 CHIP_NAMES = tuple(CHIPS)
 

@@ -16,7 +16,7 @@ from inspection import compiler, figures
 from pallas_kernels import tuning
 from pallas_kernels.cases import CASES
 from pallas_kernels.tpu.chips import CHIPS
-from pallas_kernels.tpu.trips import Tiling
+from pallas_kernels.tpu.tiling import Tiling
 from pallas_kernels.tuning import Shape
 
 GAIN = 0.02  # of cycles, from which on a finding is worth writing down

@@ -10,7 +10,7 @@ import re
 import textwrap
 from typing import Any, NamedTuple
 
-from pallas_kernels.tpu import decode, eighths, prefill, trips, walk, write
+from pallas_kernels.tpu import decode, eighths, prefill, products, trips, walk, write
 
 
 class Mutant(NamedTuple):
@@ -162,11 +162,13 @@ MUTANTS = [
     Mutant("halves change places", eighths, "to_bfloat16", "for n in (0, 2)", "for n in (2, 0)", "eighths"),
     Mutant("every turn does the first groups", decode.Decode, "_attend", "n % each * groups", "n * 0", "turns"),
     Mutant("every turn does the first row", decode.Decode, "_attend", "n // each,", "n * 0,", "turns"),
-    Mutant("one part of a float32", trips, "_thirds", "x = x - thirds[-1].astype(jnp.float32)", "x = 0.0 * x", "f32"),
+    Mutant(
+        "one part of a float32", products, "_thirds", "x = x - thirds[-1].astype(jnp.float32)", "x = 0.0 * x", "f32"
+    ),
     Mutant(
         "only the greatest product of parts",
-        trips.Trips,
-        "_dot",
+        products,
+        "dot",
         "for m in range(3 - n))",
         "for m in range(1 - n))",
         "f32",

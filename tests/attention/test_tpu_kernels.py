@@ -19,7 +19,7 @@ from jpaged.cache import WORDS
 from pallas_kernels import reference, tuning
 from pallas_kernels.tpu import chips, eighths, words
 from pallas_kernels.tpu.copy import copy_blocks
-from pallas_kernels.tpu.trips import Tiling
+from pallas_kernels.tpu.tiling import Tiling
 from tests.attention.batches import make_case, new_rows, stored
 
 SHORT = Tiling(chunk=128, items=1, buffers=2, lanes=128, rows=64)  # so that a few hundred tokens are several chunks

@@ -11,7 +11,7 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.cases import CASES
-from pallas_kernels.tpu.trips import Tiling
+from pallas_kernels.tpu.tiling import Tiling
 from scripts.attention import attending, batches, timing
 from scripts.inspection import search
 

@@ -1,0 +1,45 @@
+"""What a kernel may choose: how it cuts its work. `pallas_kernels.tuning` chooses."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Tiling:
+    """What a kernel may choose.
+
+    Attributes:
+      chunk: Tokens of KV that are one item of work.
+      items: Items of a trip.
+      buffers: Trips whose KV has room in VMEM; a power of two.
+      lanes: Lanes that a product takes at once.
+      groups: Head groups of an item whose arithmetic is one basic block, in a loop over them; a divisor of their
+        number. 0: those of all items of a trip, without a loop.
+      early: The share of a trip's orders that stands between the products with the keys.
+      staged: Whether scores wait in VMEM rather than in registers.
+      rows: Rows of queries that a prefill's product takes at once.
+      vmem: Bytes of VMEM that the kernel may take; None is the compiler's own limit.
+    """
+
+    chunk: int
+    items: int
+    buffers: int
+    lanes: int
+    groups: int = 0
+    early: float = 1.0
+    staged: bool = True
+    rows: int = 256
+    vmem: int | None = None
+
+    def turns(self, count: int) -> int:
+        """Of the loop over the ``count`` head groups of each item; 1 is none.
+
+        Raises:
+          ValueError: some groups would be left out.
+        """
+        if not self.groups:
+            return 1
+        if count % self.groups:
+            raise ValueError(f"groups={self.groups} must divide the {count} head groups; try 1, or 0 for all at once")
+        return self.items * count // self.groups
