@@ -15,6 +15,8 @@ from models.rope_config import RopeConfig
 from scripts.benchmarks import export_gguf, export_hf
 from tests.models_tiny import stacked, tiny
 
+pytestmark = pytest.mark.one_python
+
 
 @pytest.mark.parametrize("family", ["llama", "llama3-rope"])
 def test_a_hugging_face_directory_comes_back(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

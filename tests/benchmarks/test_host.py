@@ -7,7 +7,10 @@ import pytest
 from jpaged.config import EngineConfig
 from scripts.benchmarks import host
 
-pytestmark = pytest.mark.usefixtures("annotations_unchecked")  # the answers stand for arrays, and the model for none
+pytestmark = [
+    pytest.mark.usefixtures("annotations_unchecked"),  # the answers stand for arrays, and the model for none
+    pytest.mark.one_python,
+]
 
 
 # One slot; a part of those that start in a step, all of them, and one more; more than EngineConfig's tokens of a step.

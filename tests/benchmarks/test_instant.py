@@ -12,6 +12,8 @@ from jpaged.llm import LLM
 from scripts.benchmarks.instant import InstantSteps
 from tests.models_tiny import tiny
 
+pytestmark = pytest.mark.one_python
+
 # More than there are slots, so that slots are freed and taken again.
 PROMPTS = [[5] * length for length in (3, 40, 17, 1, 30)]
 PARAMS = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=11)

@@ -14,6 +14,8 @@ from jpaged.request import Sample
 from jpaged.scheduler import Scheduler
 from tests.models_tiny import SMALL, golden, is_whole, tiny
 
+pytestmark = pytest.mark.one_python
+
 CASES = golden("llama", "golden_float32")[:2]
 PROMPTS = [case["prompt"] for case in CASES]
 GREEDY = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)

@@ -8,6 +8,8 @@ from jpaged.engine import Engine
 from jpaged.step import StepOutput
 from tests.models_tiny import SMALL, golden, tiny
 
+pytestmark = pytest.mark.one_python
+
 PROMPT = golden("llama", "golden_float32")[0]["prompt"][:3]
 
 

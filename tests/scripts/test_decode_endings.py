@@ -10,7 +10,7 @@ import pytest
 
 from tests.scripts.running import SECONDS, TINY, Script, abandon, finish
 
-pytestmark = pytest.mark.xdist_group("decode")
+pytestmark = [pytest.mark.xdist_group("decode"), pytest.mark.one_python]
 
 PROMPTS = 2000  # of 100 tokens, two at a time: more than any test waits for
 

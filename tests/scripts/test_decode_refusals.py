@@ -9,7 +9,7 @@ import pytest
 
 from tests.scripts.running import GOLDEN, TINY, Done, Script
 
-pytestmark = pytest.mark.xdist_group("decode")
+pytestmark = [pytest.mark.xdist_group("decode"), pytest.mark.one_python]
 
 
 def refused(done: Done, why: str) -> None:

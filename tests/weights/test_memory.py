@@ -12,6 +12,8 @@ import pytest
 from tests.house.tree import ROOT
 from tests.weights.checkpoints import CONFIG, tensors
 
+pytestmark = pytest.mark.one_python
+
 WIDE = CONFIG | {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 16}  # 810 MB in float32
 
 # Prints by how many bytes the process's own memory grew at most, and how large the result is. The pages of the
