@@ -31,7 +31,7 @@ decode: venv ## generate text with a small model (ARGS='--prompt=...')
 
 test: check pytest ## what CI runs: format, lint, types, tests
 
-test-all: test ## and the TPU kernels in every combination, compiled for every chip: an hour more
+test-all: test ## and the TPU kernels in every combination, compiled for every chip: long
 	@$(RUN) -m pytest --numprocesses=auto --maxprocesses=$(WORKERS) -m product $(ARGS)
 
 check: format-check lint types ## everything of `test` but the tests

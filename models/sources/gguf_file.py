@@ -79,7 +79,7 @@ def _dtype(type: GGMLQuantizationType) -> np.dtype | None:
         return BFLOAT16
     try:
         dequantize(np.zeros((1, GGML_QUANT_SIZES[type][1]), np.uint8), type)
-    except NotImplementedError:
+    except NotImplementedError:  # how the library says that it cannot read a type
         return None
     return FLOAT32
 

@@ -15,6 +15,7 @@ from pallas_kernels.cases import Case
 
 from .batches import Batch, blocks
 
+# What a kernel says of a shape or dtype that it cannot have, and a device of memory that it has not.
 REFUSALS = (ValueError, NotImplementedError, jax.errors.JaxRuntimeError)
 OTHERS = ("jax_paged", "jax_ragged")  # jax.experimental.pallas.ops.tpu's
 

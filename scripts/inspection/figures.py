@@ -73,11 +73,13 @@ def _figures(chip: str, name: str, compiled: schedules.Made, tiling: Tiling | No
     tiling = tiling or (plan.prefill_tiling if prefill else plan.decode_tiling)
     work = kernel.inner if prefill else kernel.whole
     if prefill:  # a loop over groups, each of which does its part of the KV
-        bundles = work.bundles * plan.prefill_heads.count // groups_at_once(plan.prefill_heads.count)
+        turns = plan.prefill_heads.count // groups_at_once(plan.prefill_heads.count)
+        bundles, dmas = work.bundles * turns, kernel.around(work).dmas
     else:
         turns = tiling.turns(plan.decode_heads.count)
         trip = work if turns == 1 else kernel.around(work)
         bundles = trip.bundles + (turns - 1) * work.bundles
+        dmas = trip.dmas if turns == 1 else trip.dmas + (turns - 1) * work.dmas
         if queries > 1:  # and in each turn a loop over softmaxes
             pairs = tiling.items * plan.decode_heads.count // turns
             again = (pairs // softmaxes_at_once(pairs) - 1) * turns
@@ -91,11 +93,11 @@ def _figures(chip: str, name: str, compiled: schedules.Made, tiling: Tiling | No
         "compile_s": compiled.compile_s,
         "cycles_per_token": round(cycles, 3),
         "cycles_per_sequence": round(cycles * tiling.chunk * -(-case.context // tiling.chunk)),
-        "busy": round(work.busy, 3),
+        "busy": round(work.busy * work.bundles * turns / bundles, 3),
         "spills": kernel.spills,
         "vmem_bytes": kernel.vmem_bytes,
         "smem_bytes": kernel.smem_bytes,
-        "dmas": work.dmas,
+        "dmas": dmas,
         "temp_bytes": compiled.temp_bytes,
         "cache_bytes": compiled.cache_bytes,
         "bandwidth_bound": round(bound, 3),

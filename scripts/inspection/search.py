@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import logging
 import math
 import statistics
 import threading
@@ -18,6 +19,8 @@ from pallas_kernels.cases import CASES
 from pallas_kernels.tpu.chips import CHIPS
 from pallas_kernels.tpu.tiling import Tiling
 from pallas_kernels.tuning import Shape
+
+log = logging.getLogger(__name__)
 
 GAIN = 0.02  # of cycles, from which on a finding is worth writing down
 LANES = SHORTEST = 128  # of a register, and the tokens of the shortest chunk
@@ -74,7 +77,8 @@ def timed(chip: str, name: str, tilings: list[Tiling], backend: str = "tpu") -> 
             with tuning.trying(tiling):
                 try:
                     taken = timing.step_seconds(attending.ours(backend, batch), batch, TIMINGS)[0]
-                except attending.REFUSALS:  # it fits the compiler's chip, and not this one
+                except attending.REFUSALS as error:  # it fits the compiler's chip, and not this one
+                    log.warning("%s, %s: left out, for it does not run here: %s", name, tiling, error)
                     taken = [math.inf]
                 seconds.append(statistics.median(taken))
     least = min(seconds)
