@@ -33,8 +33,14 @@ class Chosen(struct.PyTreeNode):
 def multiply(x_TI: Float[Array, "T I"], weight: Float[Array, "*out I"] | Chosen, out: str | None = None) -> Array:
     """``x @ weight.T``, [T, *out], accumulated in float32; in x's dtype unless ``out`` names another."""
     if isinstance(weight, Chosen):
-        branches = [lambda x, matrix=matrix: multiply(x, matrix, out) for matrix in weight.of_layer]
-        return lax.switch(weight.index, branches, x_TI)
+        # Flat, because XLA's CPU products copy a matrix of more than two axes before they use it.
+        branches = [
+            lambda x, matrix=matrix: multiply(x, matrix.reshape(-1, matrix.shape[-1]), out)
+            for matrix in weight.of_layer
+        ]
+        y_TO = lax.switch(weight.index, branches, x_TI)
+        return y_TO.reshape(x_TI.shape[0], *weight.of_layer[0].shape[:-1])
+    # Not flat: the outputs' axes may be sharded, heads say, and a reshape would gather them.
     contracted = ((1,), (weight.ndim - 1,))
     return lax.dot_general(x_TI, weight, (contracted, ((), ())), preferred_element_type=out or x_TI.dtype)
 
