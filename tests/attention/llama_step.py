@@ -4,9 +4,11 @@ Run by test_sharding.py in a process of its own, with libtpu on its path. Weight
 the engine's own jitted step, with the allocator and the sampler in it, heads and weights split over the chips.
 """
 
+import collections
 import functools
 import json
 import math
+import re
 import time
 from typing import Any
 
@@ -80,6 +82,12 @@ def _split(path: Any, leaf: Any) -> Any:
     return _placed(leaf, partition.of(name, leaf.shape, axis="heads", num_ranks=RANKS))
 
 
+def _collectives(hlo: str) -> dict[str, int]:
+    """How often each kind of traffic between chips stands in a program, by operation and what comes out of it."""
+    found = re.findall(r"= (\w+\[[\d,]*\])\S* (all-\w+|collective-permute|reduce-scatter)(?:-start)?\(", hlo)
+    return collections.Counter(f"{operation} {result}" for result, operation in found)
+
+
 if __name__ == "__main__":
     devices: Any = topologies.get_topology_desc(platform="tpu", topology_name="v6e:2x4").devices
     # A second axis, if only of one: kernels must be told what to do along every axis of a mesh.
@@ -98,6 +106,7 @@ if __name__ == "__main__":
                 "temp_bytes": memory.temp_size_in_bytes,
                 "cache_bytes": math.prod(cache.shape) * cache.dtype.itemsize // RANKS,
                 "argument_bytes": memory.argument_size_in_bytes,
+                "collectives": _collectives(compiled.as_text()),
             }
         )
     )
