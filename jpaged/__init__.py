@@ -6,6 +6,8 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from jpaged import attention as attention
+    from jpaged import cache as cache
     from jpaged.attention import PagedAttention, paged_attention
     from jpaged.config import BeamSearchParams, EngineConfig, SamplingParams
     from jpaged.llm import LLM
@@ -24,6 +26,7 @@ _HOMES = {
     "SamplingParams": "config",
     "paged_attention": "attention",
 }
+_ROOMS = ("attention", "cache")  # that people reach by name: `jpaged.attention.best_order()`
 
 __all__ = [
     "LLM",
@@ -39,6 +42,8 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     """Imports on first use, so that `--help` and the configs do not wait for JAX."""
+    if name in _ROOMS:
+        return importlib.import_module(f"jpaged.{name}")
     if name in _HOMES:
         return getattr(importlib.import_module(f"jpaged.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'jpaged' has no attribute {name!r}")

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int32
@@ -67,7 +68,7 @@ def paged_attention(
       q: Queries. Tokens past ``cu_q_lens[R]`` are padding; their outputs are zero.
       k, v: The queries' own keys and values; None for both only reads.
       cache: The KV memory of all layers. Donate it to the jitted function around this, and it is updated in place.
-      layer: Which layer; may be traced, so that layers can run under ``lax.scan``.
+      layer: Which layer, from 0; may be traced, so that layers can run under ``lax.scan``, and is not checked then.
       block_tables: Block ids of each row in the order of its tokens. Entries past its last token are never used.
       kv_lens: Tokens of each row, the new ones included, int32.
       cu_q_lens: Prefix sums of the rows' query counts, from 0, int32 [R + 1].
@@ -97,9 +98,10 @@ def paged_attention(
         every shape that does not fit.
     """
     backend = backend_for(backend, cache.layout)
-    _check(q, k, v, cache, block_tables, kv_lens, cu_q_lens, sinks, max_q_len)
+    block_tables, kv_lens, cu_q_lens = map(jnp.asarray, (block_tables, kv_lens, cu_q_lens))
+    _check(q, k, v, cache, layer, block_tables, kv_lens, cu_q_lens, sinks, max_q_len)
     _check_backend(backend, cache, q.shape[0], k_scale, v_scale, tree_mask, max_q_len)
-    batch = xla_attention.Batch(*map(jnp.asarray, (block_tables, kv_lens, cu_q_lens)))
+    batch = xla_attention.Batch(block_tables, kv_lens, cu_q_lens)
     masking = xla_attention.Masking(
         sm_scale=xla_attention.default_sm_scale(q.shape[-1]) if sm_scale is None else sm_scale,
         sliding_window=sliding_window,
@@ -298,8 +300,14 @@ def _places(batch: xla_attention.Batch, num_tokens: int, layout: kv.KVLayout) ->
     return block_T, rows.position_T % layout.block_size
 
 
-def _check(q, k, v, cache: KVCache, block_tables, kv_lens, cu_q_lens, sinks, max_q_len) -> None:
+def _check(q, k, v, cache: KVCache, layer, block_tables, kv_lens, cu_q_lens, sinks, max_q_len) -> None:
     layout, faults = cache.layout, []
+    if isinstance(layer, int | np.integer) and not 0 <= layer < layout.num_layers:
+        last = layout.num_layers - 1
+        faults.append(f"{layer=} must be from 0 to {last}, the cache's last; try a KVLayout of more num_layers")
+    for name, x in (("block_tables", block_tables), ("kv_lens", kv_lens), ("cu_q_lens", cu_q_lens)):
+        if not jnp.issubdtype(x.dtype, jnp.integer):
+            faults.append(f"{name}.dtype={x.dtype} must be integers; try {name}.astype('int32')")
     if (k is None) != (v is None):
         faults.append("k and v must both be given, or both be None; try None to read only")
     if q.ndim != 3 or q.shape[2] != layout.head_dim or q.shape[1] % layout.num_kv_heads:

@@ -40,14 +40,13 @@ def resolve_backend(backend: str | None, platform: str | None = None) -> str:
         return best
     if backend not in BACKENDS:
         raise ValueError(f"{backend=} must be one of {', '.join(BACKENDS)}; try backend=None, which picks one")
-    wanted = backend.removesuffix("_interpret")
-    if backend in ("tpu", "gpu") and wanted != platform:
-        raise ValueError(
-            f"{backend=} needs a {wanted.upper()}, and JAX found only {platform}; "
-            "try backend='xla', which runs everywhere"
-        )
     if backend not in ORDERS:
         raise ValueError(f"{backend=} is not in this version yet; try backend='xla', which runs everywhere")
+    if backend in ("tpu", "gpu") and backend != platform:
+        raise ValueError(
+            f"{backend=} needs a {backend.upper()}, and JAX found only {platform}; "
+            "try backend='xla', which runs everywhere"
+        )
     return backend
 
 
@@ -76,5 +75,5 @@ def faults(layout: kv.KVLayout) -> list[str]:
 
 @functools.cache
 def _announce(backend: str, platform: str) -> None:
-    why = "the kernels for it" if backend == platform else "no kernel of this version serves it"
-    log.info("attention backend: %s, picked for %s: %s", backend, platform, why)
+    why = "it has kernels of ours" if backend == platform else "no kernels of ours are for it"
+    log.info("attention backend: %s, because this is a %s and %s", backend, platform, why)

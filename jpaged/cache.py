@@ -62,8 +62,11 @@ class KVLayout:
         faults = [f"{name}={size} must be at least 1; try 1 or more" for name, size in sizes.items() if size < 1]
         if self.order != WORDS and sorted(self.order) != sorted(CANONICAL):
             faults.append(f"order={self.order!r} must be a permutation of {CANONICAL!r}, or {WORDS!r}; try the default")
-        size = jnp.dtype(self.dtype).itemsize
-        if self.order == WORDS and (size > 4 or self.block_size * size % 4):
+        size = _itemsize(self.dtype)
+        if not size:
+            names = "float32, bfloat16, float16, float8_e4m3fn, float8_e5m2, int8"
+            faults.append(f"dtype={self.dtype!r} must be the name of a type of numbers; try one of {names}")
+        elif self.order == WORDS and (size > 4 or self.block_size * size % 4):
             faults.append(f"dtype={self.dtype!r} and block_size={self.block_size} must make words of 4 bytes; try 16")
         if self.axis is None and self.num_ranks > 1:
             faults.append(f"axis=None must be a mesh axis for num_ranks={self.num_ranks}; try its name")
@@ -125,6 +128,14 @@ class KVLayout:
     def index(self, **at: object) -> tuple:
         """An index into the physical array from one entry per named axis; an axis not named is taken whole."""
         return tuple(at.get(axis, slice(None)) for axis in self.order)
+
+
+def _itemsize(dtype: str) -> int:
+    """Bytes of a number; 0 if there is no such type."""
+    try:
+        return jnp.dtype(dtype).itemsize
+    except TypeError:
+        return 0
 
 
 class KVCache(struct.PyTreeNode):

@@ -25,10 +25,18 @@ def resolve(dtype: DType) -> DType:
     platform = jax.default_backend()
     if platform != "cpu":
         chosen, why = "bfloat16", f"a {platform} computes in it"
-    elif jax.__version_info__ >= (0, 12) and (unit := _bfloat16_unit()):
-        chosen, why = "bfloat16", f"this CPU multiplies bfloat16 in hardware ({unit}) and this jax uses it"
+    elif (unit := _bfloat16_unit()) is None:
+        chosen, why = "float32", "this CPU has no instructions for bfloat16"
+    elif jax.__version_info__ < (0, 12):
+        chosen, why = (
+            "float32",
+            (
+                f"jax {jax.__version__} does not use this CPU's instructions for bfloat16 ({unit}); jax 0.12, for "
+                "Python 3.12, does"
+            ),
+        )
     else:
-        chosen, why = "float32", "this CPU or this jax multiplies bfloat16 more slowly"
+        chosen, why = "bfloat16", f"this CPU multiplies bfloat16 in hardware ({unit}) and this jax uses it"
     log.info("dtype: %s, because %s", chosen, why)
     return chosen
 

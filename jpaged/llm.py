@@ -6,6 +6,7 @@ It turns prompts into ids, checks every request before anything runs, and drives
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import importlib.metadata
 import itertools
@@ -37,6 +38,8 @@ from jpaged.validate import ReadPrompt
 Prompt: TypeAlias = str | Sequence[int] | np.ndarray | jax.Array | Mapping[str, Any]
 EXAMPLES = {SamplingParams: "SamplingParams()", BeamSearchParams: "BeamSearchParams(beam_width=4, max_tokens=64)"}
 
+_SETTINGS = {field.name for field in dataclasses.fields(EngineConfig)}
+
 
 class LLM:
     """A model ready to generate. Threads may share one: each gets its own results.
@@ -50,10 +53,15 @@ class LLM:
       **settings: Fields of `EngineConfig`.
 
     Raises:
+      TypeError: a setting that there is not.
       ValueError: settings or a model that cannot be served; the message says why and what to do.
     """
 
     def __init__(self, model: LoadedModel | str | os.PathLike[str], **settings: Any):
+        if unknown := sorted(settings.keys() - _SETTINGS):
+            near = difflib.get_close_matches(unknown[0], _SETTINGS, n=1)
+            others = near[0] if near else f"one of {', '.join(sorted(_SETTINGS))}"
+            raise TypeError(f"LLM has no setting {unknown[0]!r}; try {others}")
         config = EngineConfig(**settings)
         resolve_backend(config.backend)  # before a model is fetched and loaded for nothing
         loaded = load(os.fspath(model), config.dtype) if isinstance(model, str | os.PathLike) else model

@@ -28,8 +28,9 @@ def mesh_with(axis: str, num_ranks: int) -> AbstractMesh:
     if explicit:
         faults.append(f"the mesh's axis {explicit[0]!r} is explicit, and must be automatic")
     if faults:
+        other = f"num_ranks={size}, or " if size else ""
         raise ValueError(
-            f"{'; '.join(faults)}; try `with jax.set_mesh(jax.make_mesh(({num_ranks},), ({axis!r},), "
+            f"{'; '.join(faults)}; try {other}`with jax.set_mesh(jax.make_mesh(({num_ranks},), ({axis!r},), "
             "axis_types=(jax.sharding.AxisType.Auto,)))`"
         )
     return mesh

@@ -26,7 +26,7 @@ from absl import flags
 from common import command
 from common.progress import Progress
 
-_CASE = flags.DEFINE_list("case", ["decode_bf16_b16"], "Named cases, or all; an unknown name lists them.")
+_CASE = flags.DEFINE_list("case", ["decode_bf16_b16"], "Named cases, or all; a wrong name lists them.")
 _BACKEND = flags.DEFINE_list("backend", ["all"], "Who attends: all that run here, or some by name.")
 _ROWS = flags.DEFINE_integer("rows", None, "Sequences, if not the case's own.", lower_bound=1)
 _CONTEXT = flags.DEFINE_integer("context", None, "Tokens of a sequence, if not the case's own.", lower_bound=1)
@@ -53,7 +53,7 @@ def main() -> int:
     command.start_jax()
     from attention import attending, batches, timing
 
-    cases = {name: batches.smaller(CASES[name], rows=_ROWS.value, context=_CONTEXT.value) for name in names}
+    cases = {name: batches.smaller(name, CASES[name], rows=_ROWS.value, context=_CONTEXT.value) for name in names}
     known = (*attending.there(), "tpu_interpret")
     backends = attending.there() if _BACKEND.value == ["all"] else command.chosen("backend", known)
     found: list[dict[str, Any]] = []

@@ -111,12 +111,13 @@ def decode(llm: LLM, found: Sequence[Result], loading: float) -> int:
     clock = usage.Clock(engine) if _STATS.value else None
     step = clock.step if clock else engine.step
     counted = len(running) if len(running) > 1 else None
-    with Progress("answering", counted, "prompts") as progress, Interrupt() as interrupt:
+    with Progress("starting; the first run compiles", counted, "prompts") as progress, Interrupt() as interrupt:
         printer = _printer(found, progress)
         engine.add(*running)
         while engine.has_work and not interrupt.wanted:
             changed = step()
-            interrupt.worth_saving |= bool(changed)
+            if changed:
+                progress.what, interrupt.worth_saving = "answering", True
             progress.done += len({sample.request.id for sample in changed if sample.request.finished})
             printer.advance()
     for request in running:

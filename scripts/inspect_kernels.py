@@ -28,7 +28,7 @@ from common import command
 from common.progress import Progress
 
 _CHIP = flags.DEFINE_list("chip", ["v6e"], "Chips: v4, v5e, v5p, v6e, tpu7x, or all.")
-_CASE = flags.DEFINE_list("case", ["decode_bf16_b16"], "Named cases, or all; an unknown name lists them.")
+_CASE = flags.DEFINE_list("case", ["decode_bf16_b16"], "Named cases, or all; a wrong name lists them.")
 _JOBS = flags.DEFINE_integer("jobs", 2, "Compilations at once.", lower_bound=1)
 _PLOT = flags.DEFINE_string("plot", None, "Draw schedule against bandwidth over context length into this file.")
 _JSON = flags.DEFINE_boolean("json", False, "Print JSON, an object a line.")

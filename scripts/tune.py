@@ -6,7 +6,8 @@
 Each case is compiled for the chip, which need not be there, with the tiling that is in force and with others near it.
 The best is the one whose static schedule spills the fewest registers, of those that take no more cycles than HBM does,
 or at most half as many again as the fastest; of equals, the fastest. It is written to tuned/<chip>.json under the
-case's shape, unless what is in force is as good. Kernels of the same shape then use it on their next start.
+case's shape, in this checkout, unless what is in force is as good. Kernels of the same shape then use it on their next
+start. The tests hold docs/kernels.md to what is in force: its figure of the case wants changing, too.
 
 Where JAX finds a TPU, the few that look best for that chip are timed on it, and the fastest is written.
 """
@@ -23,7 +24,7 @@ from common import command
 from common.progress import Progress
 
 _CHIP = flags.DEFINE_list("chip", ["v6e"], "Chips: v4, v5e, v5p, v6e, tpu7x, or all.")
-_CASE = flags.DEFINE_list("case", ["decode_bf16_b16"], "Named cases of decode, or all.")
+_CASE = flags.DEFINE_list("case", ["decode_bf16_b16"], "Named cases of decode, or all; a wrong name lists them.")
 _ONLY_SPILLS = flags.DEFINE_boolean("only_spills", False, "Leave alone what spills no register as it is.")
 _JOBS = flags.DEFINE_integer("jobs", 2, "Compilations at once.", lower_bound=1)
 
@@ -43,6 +44,7 @@ def main() -> int:
     here = _here()
     # Of cases of the same shape the first, which is the plainest, speaks for all.
     wanted = list({(chip, figures.shape(chip, name).key): (chip, name) for chip, name in reversed(wanted)}.values())
+    better = 0
     with Progress("tuning", len(wanted), "cases") as progress, ThreadPoolExecutor(_JOBS.value) as pool:
         for chip, name, found in pool.map(
             lambda pair: (*pair, search.best(*pair, here=here, only_spills=_ONLY_SPILLS.value)), wanted
@@ -50,6 +52,7 @@ def main() -> int:
             progress.done += 1
             if found is None:
                 continue
+            better += 1
             file = tuning.TUNED / f"{chip}.json"
             held = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
             shape = figures.shape(chip, name)
@@ -59,6 +62,7 @@ def main() -> int:
             whole.replace(file)
             with progress.aside():
                 print(f"{chip}  {name}  {found}", flush=True)
+    command.say(f"{better} of {len(wanted)} shapes have a better tiling than before")
     return command.OK
 
 

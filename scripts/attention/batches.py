@@ -129,13 +129,16 @@ def error(batch: Batch, cache: KVCache, out_THD: Any) -> float:
     return float(max(faults) / largest)
 
 
-def smaller(case: Case, *, rows: int | None, context: int | None) -> Case:
-    """The case with another number of rows or tokens.
+def smaller(name: str, case: Case, *, rows: int | None, context: int | None) -> Case:
+    """The case of that name with another number of rows or tokens.
 
     Raises:
       ValueError: the rows would have fewer tokens than queries.
     """
     case = dataclasses.replace(case, rows=rows or case.rows, context=context or case.context)
     if case.context < case.queries:
-        raise ValueError(f"context={case.context} must be at least {case.queries}, the queries of a row; try more")
+        raise ValueError(
+            f"--context={case.context} must be at least {case.queries} for {name}, the queries of a row; try more, or "
+            "run this case by itself"
+        )
     return case

@@ -1,4 +1,4 @@
-"""Bars of what a benchmark found. matplotlib draws them, where it is installed; it is no dependency."""
+"""Bars of what a benchmark found. matplotlib draws them, where it is installed (the extra `plot`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check(path: str) -> None:
       ValueError: it cannot be drawn, or not into such a file.
     """
     if importlib.util.find_spec("matplotlib") is None:
-        raise ValueError("--plot needs matplotlib, which is not installed; try `pip install matplotlib`, or --json")
+        raise ValueError("--plot needs matplotlib, which is not installed; try `pip install matplotlib`, or leave out --plot")
     if Path(path).suffix not in FORMATS:
         raise ValueError(f"--plot={path} must end in one of {', '.join(FORMATS)}; try --plot=rates.png")
     if not Path(path).resolve().parent.is_dir():
@@ -30,8 +30,8 @@ def check(path: str) -> None:
 
 def rates(drawn: Sequence[Results], path: str) -> None:
     """Output tokens a second of each engine, a group of bars for each case; whiskers are least and most."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # pyright: ignore[reportMissingImports]
-    from matplotlib.figure import Figure  # pyright: ignore[reportMissingImports]
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
     figure = Figure(figsize=(2.5 + 2 * len(drawn), 4), layout="constrained")
     FigureCanvasAgg(figure)
@@ -54,8 +54,8 @@ def rates(drawn: Sequence[Results], path: str) -> None:
 
 def saved(found: Sequence[Found], title: str, path: str) -> None:
     """What each kind of sharing saved, and beside it what the paper reports: a line from its least to its most."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # pyright: ignore[reportMissingImports]
-    from matplotlib.figure import Figure  # pyright: ignore[reportMissingImports]
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
     figure = Figure(figsize=(2.5 + 0.8 * len(found), 4), layout="constrained")
     FigureCanvasAgg(figure)
@@ -79,8 +79,8 @@ def saved(found: Sequence[Found], title: str, path: str) -> None:
 
 def shares(found: Sequence[dict[str, Any]], path: str) -> None:
     """What attention reaches of the rate at which the device copies memory, a group of bars for each case."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # pyright: ignore[reportMissingImports]
-    from matplotlib.figure import Figure  # pyright: ignore[reportMissingImports]
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
     cases, backends = ([*dict.fromkeys(one[key] for one in found)] for key in ("case", "backend"))
     figure = Figure(figsize=(3 + 1.5 * len(cases), 4), layout="constrained")
@@ -90,7 +90,8 @@ def shares(found: Sequence[dict[str, Any]], path: str) -> None:
         mine = [one for one in found if one["backend"] == backend]
         places = [cases.index(one["case"]) + (number - (len(backends) - 1) / 2) * 0.25 for one in mine]
         axes.bar(places, [100 * one["share_of_copy"] for one in mine], 0.23, color=f"C{number}", label=backend)
-    axes.legend(frameon=False)
+    axes.set_xlim(-0.6, len(cases) - 0.4)  # or a single bar would fill the picture
+    figure.legend(frameon=False, loc="outside upper right", ncols=len(backends))
     axes.set_xticks(range(len(cases)), cases, rotation=20)
     axes.set_ylabel("share of the copy rate, %")
     axes.set_title(f"{found[0]['device']}, jax {found[0]['jax']}", fontsize="small")

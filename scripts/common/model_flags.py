@@ -27,7 +27,8 @@ def _define_integer(name: str, help: str) -> None:
 flags.DEFINE_string(
     "model",
     "default",
-    "What to run: 'default' (SmolLM2-135M-Instruct, 98 MB, fetched once), a Hugging Face directory, a GGUF file, a "
+    "What to run: 'default' (SmolLM2-135M-Instruct, 98 MB, fetched once; with what is made of it, 600 MB are kept in "
+    "~/.cache/jpaged), a Hugging Face directory, a GGUF file, a "
     "directory made by convert.py, or FAMILY:NAME of another package that is installed.",
 )
 flags.DEFINE_enum("dtype", _DEFAULTS["dtype"], get_args(config.DType), "Of weights, activations and KV.")
@@ -35,7 +36,9 @@ flags.DEFINE_enum(
     "backend",
     _DEFAULTS["backend"],
     get_args(config.Backend),
-    "Attention backend; without this flag, the best for the machine. A backend that is named never falls back.",
+    "Attention backend; without this flag, the best for the machine. A backend that is named never falls back. "
+    "tpu_interpret, for tests, runs the TPU's kernels on any machine, a thousand times slower: try it with "
+    "--max_num_seqs=1 --max_model_len=32 --max_num_batched_tokens=8 --decode_steps=1.",
 )
 _define_integer("block_size", "Tokens in a KV block.")
 _define_integer("num_blocks", "Blocks in the pool; without this flag, by memory.")
@@ -47,7 +50,9 @@ _define_integer(
 _define_integer("max_num_batched_tokens", "The most tokens of one step; longer prompts are taken in chunks.")
 _define_integer("decode_steps", "Tokens that each sequence gets from one dispatch.")
 flags.DEFINE_boolean(
-    "enable_prefix_caching", _DEFAULTS["enable_prefix_caching"], "Keep KV blocks for texts that begin in the same way."
+    "enable_prefix_caching",
+    _DEFAULTS["enable_prefix_caching"],
+    "Keep KV blocks for texts that begin in the same way; on unless --noenable_prefix_caching.",
 )
 flags.DEFINE_enum(
     "scheduling_policy",

@@ -19,6 +19,8 @@ _UNCOUNTED = "{desc} {elapsed}"
 class Progress:
     """Use as a context; `stop` may end it before.
 
+    `done` and `what` may be set as the work goes on.
+
     Args:
       what: What is being done: "loading the model".
       total: How many of `unit` there are; None if nobody knows.
@@ -26,8 +28,8 @@ class Progress:
     """
 
     def __init__(self, what: str, total: int | None = None, unit: str = ""):
-        self.done = 0
-        self._what, self._total, self._unit = what, total, unit
+        self.done, self.what = 0, what
+        self._total, self._unit = total, unit
         self._over = threading.Event()
         self._drawing = threading.Lock()
         self._thread = threading.Thread(target=self._draw, daemon=True)
@@ -64,11 +66,11 @@ class Progress:
 
         form = _UNCOUNTED if self._total is None else _COUNTED
         options = {"total": self._total, "unit": self._unit, "bar_format": form, "leave": False}
-        with tqdm(desc=self._what, **options) as bar:
+        with tqdm(desc=self.what, **options) as bar:
             bar.start_t -= DELAY_SECONDS
             while True:
                 with self._drawing:
-                    bar.n = self.done
+                    bar.n, bar.desc = self.done, self.what
                     bar.refresh()
                 if self._over.wait(_REDRAW_SECONDS):
                     return

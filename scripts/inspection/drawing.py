@@ -10,8 +10,8 @@ CONTEXTS = [2**n for n in range(7, 18)]
 
 def draw(found: Sequence[dict[str, Any]], path: str) -> None:
     """Microseconds that a sequence takes in one layer, by its schedule and by HBM; the longer of them counts."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # pyright: ignore[reportMissingImports]
-    from matplotlib.figure import Figure  # pyright: ignore[reportMissingImports]
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
     from pallas_kernels.tpu.chips import CHIPS
 

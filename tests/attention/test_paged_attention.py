@@ -203,6 +203,29 @@ def test_every_misfit_is_named():
         )
 
 
+@pytest.mark.usefixtures("annotations_unchecked")
+@pytest.mark.parametrize("layer", [-1, 2, np.int32(7)])
+def test_a_layer_that_there_is_not(layer):
+    q, _, cache, tables, kv_lens, cu = make_case(7, [1], [3])
+    with pytest.raises(ValueError, match=rf"layer=\S*{layer}\S* must be from 0 to 1"):
+        paged_attention(jnp.asarray(q), None, None, cache, layer, tables, kv_lens, cu)
+
+
+@pytest.mark.usefixtures("annotations_unchecked")
+def test_lists_will_do_and_floats_will_not():
+    q, _, cache, tables, kv_lens, cu = make_case(7, [1, 1], [3, 6])
+    q, lists = jnp.asarray(q), (tables.tolist(), kv_lens.tolist(), cu.tolist())
+    want, _ = paged_attention(q, None, None, cache, 1, tables, kv_lens, cu)
+    np.testing.assert_array_equal(paged_attention(q, None, None, cache, 1, *lists)[0], want)
+    with pytest.raises(ValueError, match=r"block_tables.dtype=float32 must be integers; try block_tables.astype"):
+        paged_attention(q, None, None, cache, 1, tables.astype(np.float32), kv_lens, cu)
+
+
+def test_a_type_of_numbers_has_its_jax_name():
+    with pytest.raises(ValueError, match=r"dtype='e4m3' must be the name.*try one of .*float8_e4m3fn"):
+        kv.KVLayout(1, 1, 16, 1, 64, "e4m3")
+
+
 @pytest.mark.parametrize("backend", ["tpu", "gpu", "gpu_interpret", "mps"])
 def test_a_named_backend_never_falls_back(backend):
     with pytest.raises(ValueError, match=backend):

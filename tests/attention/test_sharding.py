@@ -216,9 +216,10 @@ def test_another_mesh(axis, size, reason):
         return
     with (
         jax.set_mesh(jax.make_mesh((size,), (axis,), axis_types=(AxisType.Auto,))),
-        pytest.raises(ValueError, match=f"axis='heads' must be an axis of 4 devices.*{reason}"),
+        pytest.raises(ValueError, match=f"axis='heads' must be an axis of 4 devices.*{reason}") as raised,
     ):
         attend(8, layout)
+    assert ("try num_ranks=2, or `with" in str(raised.value)) == (axis == "heads")
 
 
 def test_every_weight_has_a_rule_that_splits_it():

@@ -92,6 +92,13 @@ def test_a_backend_that_cannot_serve_is_refused_before_anything_is_loaded(monkey
         LLM("default", backend="tpu")
 
 
+def test_a_setting_that_there_is_not():
+    with pytest.raises(TypeError, match=r"LLM has no setting 'max_num_seq'; try max_num_seqs"):
+        LLM("default", max_num_seq=4)
+    with pytest.raises(TypeError, match=r"no setting 'tensor_parallel_size'; try one of .*block_size"):
+        LLM("default", tensor_parallel_size=2)
+
+
 def test_packages_add_families(monkeypatch: pytest.MonkeyPatch):
     asked = []
     family = SimpleNamespace(name="toy", load=lambda: lambda name, dtype: asked.append((name, dtype)) or tiny("llama"))

@@ -45,7 +45,7 @@ def test_installed_version_is_the_one_in_the_source():
 
 
 def test_extras_are_installed_metadata():
-    assert extras() == {"tpu", "gpu", "inspect", "dev"}
+    assert extras() == {"tpu", "gpu", "inspect", "plot", "dev"}
     declared = importlib.metadata.metadata("jpaged").get_all("Provides-Extra")
     assert set(declared or ()) == extras()
 
@@ -127,3 +127,12 @@ def test_requirements_are_read():
     assert distribution("Foo_bar[x,y]>=1.0") == "foo-bar"
     assert {"jax", "orbax-checkpoint"} <= required()
     assert {"pytest", "pyright"} <= required("dev")
+
+
+def test_a_program_beside_a_checkout_finds_the_package_and_its_rooms(tmp_path: Path):
+    (tmp_path / "jpaged").mkdir()  # as a checkout is called
+    program = tmp_path / "program.py"
+    program.write_text("import jpaged\nprint(jpaged.attention.best_order(), jpaged.cache.KVLayout.__name__)\n")
+    told = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, str(program)], env=told, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.split() == ["LCKNBD", "KVLayout"], done.stderr

@@ -1,6 +1,6 @@
 """What the README tells people to type works.
 
-- A `python` block is run whole, on its own.
+- A `python` block is run whole, on its own; those of docs/, too.
 - In a `bash` block, `python scripts/…` is run; `make …` and `pip install …` name targets and extras that exist (this
   test itself runs inside what they set up). Any other command fails the test.
 - A `console` block is for what does not end or needs other hardware (a server, a TPU): only its scripts must exist.
@@ -23,6 +23,14 @@ README = ROOT / "README.md"
 SECONDS = 600  # far more than any block needs on two cores; a hang still ends
 BLOCKS = blocks(README.read_text()) if README.exists() else []
 SCRIPT = re.compile(r"(?:\w+=\S+ )*python (scripts/\S+\.py)\b")
+
+
+IN_DOCS = [
+    pytest.param(block, id=f"{path.name} line {block.line}")
+    for path in sorted((ROOT / "docs").glob("*.md"))
+    for block in blocks(path.read_text())
+    if block.language == "python"
+]
 
 
 def of(language: str) -> list:
@@ -74,7 +82,7 @@ def test_there_is_something_to_run():
 
 
 @pytest.mark.one_python
-@pytest.mark.parametrize("block", of("python"))
+@pytest.mark.parametrize("block", [*of("python"), *IN_DOCS])
 def test_python_block_runs(block: Block):
     run([sys.executable, "-c", block.body])
 
