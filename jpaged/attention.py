@@ -7,20 +7,20 @@ It knows neither requests nor engines: any Flax model can call it with a cache a
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int32
 
 from jpaged import cache as kv
-from jpaged import sharding, tpu_attention, xla_attention
+from jpaged import misfits, sharding, tpu_attention, xla_attention
 from jpaged.backends import BACKENDS, ORDERS, backend_for, best_order, resolve_backend
 from jpaged.cache import WORDS, KVCache, Scalar
+from jpaged.quantisation import Quantisation, stored
 
 __all__ = [
     "BACKENDS",
@@ -73,13 +73,14 @@ def paged_attention(
       kv_lens: Tokens of each row, the new ones included, int32.
       cu_q_lens: Prefix sums of the rows' query counts, from 0, int32 [R + 1].
       sm_scale: Factor on the scores; None is ``1/sqrt(D)``.
-      sliding_window: Each query sees this many last tokens, its own included; may be traced.
-      soft_cap: Scores become ``cap * tanh(score / cap)`` (Gemma 2, arXiv 2408.00118, section 2).
+      sliding_window: Each query sees this many last tokens, its own included: at least 1; may be traced.
+      soft_cap: Above 0. Scores become ``cap * tanh(score / cap)`` (Gemma 2, arXiv 2408.00118, section 2).
       sinks: One logit a query head that joins the softmax's denominator only (attention sinks as in gpt-oss).
       k_scale, v_scale: What keys and values of a cache of eight bits are multiplied by when they are read, and divided
-        by when they are written: a number, or one for each KV head. Both or neither; the ``tpu`` backend only.
+        by when they are written: a number, or one for each KV head. Both or neither.
       tree_mask: For speculative tokens: which of its row's queries each query sees, by their place in the row; all see
-        what is before the row's queries. ``max_q_len`` must be given, and be at most Q and 8. The ``tpu`` backend only.
+        themselves and what is before the row's queries. ``max_q_len`` must be given, and be at most Q and 8. The
+        ``tpu`` backend only.
       max_q_len: The most queries that any row has; static. 1 promises a decode batch. None makes no promise.
       backend: See `resolve_backend`. None picks one that reads the cache's order (`best_order`).
       work: What `prepare` has made of the same batch; None makes it here, in each layer anew.
@@ -90,27 +91,37 @@ def paged_attention(
     A cache whose layout names a mesh axis is split over it by heads, and so is the work. All arrays are whole, as
     without a mesh; the mesh must be in use (`jax.set_mesh`) where this is traced, its axes automatic.
 
+    It is for inference: there is no gradient, but for the forward mode of ``xla``. What is traced is not checked: block
+    ids within a row's tokens must be the cache's, and ``max_q_len`` and ``cu_q_lens`` true, or results are undefined.
+
     With the ``tpu`` backend, no row may read a block that another row of the batch writes by itself, and tokens that a
     row's last block holds behind ``kv_lens`` are lost.
 
     Raises:
       ValueError: at trace time, for a backend that does not serve, a mesh in use that is not the layout's, or naming
         every shape that does not fit.
+      NotImplementedError: for a gradient of kernels, or a `jax.vmap` of them.
     """
     backend = backend_for(backend, cache.layout)
-    block_tables, kv_lens, cu_q_lens = map(jnp.asarray, (block_tables, kv_lens, cu_q_lens))
-    _check(q, k, v, cache, layer, block_tables, kv_lens, cu_q_lens, sinks, max_q_len)
-    _check_backend(backend, cache, q.shape[0], k_scale, v_scale, tree_mask, max_q_len)
-    batch = xla_attention.Batch(block_tables, kv_lens, cu_q_lens)
+    q, block_tables, kv_lens, cu_q_lens = map(jnp.asarray, (q, block_tables, kv_lens, cu_q_lens))
+    k, v, sinks, tree_mask = (None if x is None else jnp.asarray(x) for x in (k, v, sinks, tree_mask))
+    faults = misfits.of_arrays(q, k, v, cache, layer, block_tables, kv_lens, cu_q_lens, sinks, max_q_len)
+    faults += misfits.of_numbers(sm_scale, sliding_window, soft_cap, k_scale, v_scale)
+    faults += misfits.of_backend(backend, cache, q.shape[0], k_scale, v_scale, tree_mask, max_q_len)
+    if faults:
+        raise ValueError(f"paged_attention: {'; '.join(faults)}")
+    if 0 in (q.shape[0], *block_tables.shape):
+        return jnp.zeros_like(q), cache
+    batch = xla_attention.Batch(*(x.astype(jnp.int32) for x in (block_tables, kv_lens, cu_q_lens)))
     masking = xla_attention.Masking(
         sm_scale=xla_attention.default_sm_scale(q.shape[-1]) if sm_scale is None else sm_scale,
-        sliding_window=sliding_window,
+        sliding_window=None if sliding_window is None else jnp.maximum(jnp.asarray(sliding_window, jnp.int32), 1),
         soft_cap=soft_cap,
         sinks_H=sinks,
     )
     quantisation = None
     if k_scale is not None and v_scale is not None:
-        quantisation = tpu_attention.Quantisation(k_scale, v_scale)
+        quantisation = Quantisation(k_scale, v_scale)
     asked = _Asked(q, k, v, jnp.asarray(layer, jnp.int32), batch, masking, quantisation, tree_mask, work)
     call = functools.partial(_attend, backend, min(max_q_len or q.shape[0], q.shape[0]))
     return call(cache, asked) if cache.layout.axis is None else _attend_on_each_rank(call, cache, asked)
@@ -134,14 +145,42 @@ def _attend(backend: str, most: int, cache: KVCache, asked: _Asked) -> tuple[Arr
     """The heads of one device."""
     q, k, v, layer, batch, masking, quantisation, tree_mask, work = asked
     if backend != "xla":
+        q = _inference_only(q)
+        k, v = (None if x is None else _inference_only(x) for x in (k, v))
         how = _plan(backend, cache.layout, q.shape[1], batch.block_tables_RM.shape[1], most)
         if work is None:
             work = tpu_attention.prepare(how, batch, num_tokens=q.shape[0], max_q_len=most)
         return tpu_attention.attend(how, work, q, k, v, cache, layer, batch, masking, quantisation, tree_mask)
     if k is not None:
         block_T, offset_T = _places(batch, q.shape[0], cache.layout)
+        assert v is not None
+        k, v = stored(k, v, cache.layout.dtype, quantisation)
         cache = kv.write(cache, layer, k, v, block_T, offset_T)
-    return xla_attention.attend(q, cache, layer, batch, masking, max_q_len=most), cache
+    return xla_attention.attend(q, cache, layer, batch, masking, quantisation, max_q_len=most), cache
+
+
+@jax.custom_jvp
+def _inference_only(x: Array) -> Array:
+    """The same; no gradient and no `jax.vmap` goes through: kernels would drop the one and trip over the other."""
+    return _one_by_one(x)
+
+
+@_inference_only.defjvp
+def _refuse_gradient(primals: Any, tangents: Any) -> Any:
+    raise NotImplementedError(
+        "paged_attention's kernels are for inference and have no gradient; try backend='xla' in forward mode "
+        "(jax.jvp), or attention without a paged cache to train"
+    )
+
+
+@jax.custom_batching.custom_vmap
+def _one_by_one(x: Array) -> Array:
+    return x
+
+
+@_one_by_one.def_vmap
+def _refuse_batch(*_: Any) -> Any:
+    raise NotImplementedError("paged_attention's kernels take no jax.vmap; try more rows in one call, or lax.map")
 
 
 def _attend_on_each_rank(
@@ -154,8 +193,8 @@ def _attend_on_each_rank(
     if asked.k is not None:
         asked = asked._replace(**{name: jnp.repeat(getattr(asked, name), layout.copies, axis=1) for name in "kv"})
     if asked.quantisation is not None:
-        each = (jnp.broadcast_to(jnp.asarray(x, jnp.float32), (layout.num_kv_heads,)) for x in asked.quantisation)
-        asked = asked._replace(quantisation=tpu_attention.Quantisation(*(jnp.repeat(x, layout.copies) for x in each)))
+        each = asked.quantisation.each(layout.num_kv_heads)
+        asked = asked._replace(quantisation=Quantisation(*(jnp.repeat(x, layout.copies) for x in each)))
 
     def one(data: Array, asked: _Asked) -> tuple[Array, Array]:
         out, cache = call(KVCache(data, layout.of_rank), asked)
@@ -197,16 +236,25 @@ def prepare(
       num_tokens: Queries, padding included: T.
 
     Raises:
-      ValueError: for a backend that does not serve, or query heads that the ranks of a split cache do not divide.
+      ValueError: for a backend that does not serve, naming every shape that does not fit, or for query heads that the
+        ranks of a split cache do not divide.
     """
     backend = backend_for(backend, layout)
-    if faults := _rank_faults(num_heads, layout):
+    block_tables, kv_lens, cu_q_lens = map(jnp.asarray, (block_tables, kv_lens, cu_q_lens))
+    faults = misfits.of_cache(backend, layout) + misfits.of_batch(block_tables, kv_lens, cu_q_lens, max_q_len)
+    if num_heads < 1 or num_heads % layout.num_kv_heads:
+        faults.append(
+            f"{num_heads=} must be a multiple of {layout.num_kv_heads} KV heads; try H of q's shape [T, H, D]"
+        )
+    else:
+        faults += misfits.of_ranks(num_heads, layout)
+    if faults:
         raise ValueError(f"prepare: {'; '.join(faults)}")
-    if backend == "xla":
+    if backend == "xla" or 0 in (num_tokens, *block_tables.shape):
         return None
     most = min(max_q_len or num_tokens, num_tokens)
     how = _plan(backend, layout, num_heads // layout.num_ranks, block_tables.shape[1], most)
-    batch = xla_attention.Batch(*map(jnp.asarray, (block_tables, kv_lens, cu_q_lens)))
+    batch = xla_attention.Batch(*(x.astype(jnp.int32) for x in (block_tables, kv_lens, cu_q_lens)))
     return tpu_attention.prepare(how, batch, num_tokens=num_tokens, max_q_len=most)
 
 
@@ -298,74 +346,3 @@ def _places(batch: xla_attention.Batch, num_tokens: int, layout: kv.KVLayout) ->
     column_T = rows.position_T // layout.block_size
     block_T = batch.block_tables_RM.at[rows.row_T, column_T].get(mode="fill", fill_value=layout.num_blocks)
     return block_T, rows.position_T % layout.block_size
-
-
-def _check(q, k, v, cache: KVCache, layer, block_tables, kv_lens, cu_q_lens, sinks, max_q_len) -> None:
-    layout, faults = cache.layout, []
-    if isinstance(layer, int | np.integer) and not 0 <= layer < layout.num_layers:
-        last = layout.num_layers - 1
-        faults.append(f"{layer=} must be from 0 to {last}, the cache's last; try a KVLayout of more num_layers")
-    for name, x in (("block_tables", block_tables), ("kv_lens", kv_lens), ("cu_q_lens", cu_q_lens)):
-        if not jnp.issubdtype(x.dtype, jnp.integer):
-            faults.append(f"{name}.dtype={x.dtype} must be integers; try {name}.astype('int32')")
-    if (k is None) != (v is None):
-        faults.append("k and v must both be given, or both be None; try None to read only")
-    if q.ndim != 3 or q.shape[2] != layout.head_dim or q.shape[1] % layout.num_kv_heads:
-        faults.append(
-            f"{q.shape=} must be [T, H, {layout.head_dim}], H a multiple of the cache's "
-            f"{layout.num_kv_heads} KV heads; try q.reshape(T, H, D), or a cache of another KVLayout"
-        )
-    else:
-        faults += _rank_faults(q.shape[1], layout)
-    wanted = (q.shape[0], layout.num_kv_heads, layout.head_dim)
-    way_out = "one key and value for each query token, as many heads as the cache's KVLayout has"
-    for name, x in (("k", k), ("v", v)):
-        if x is not None and x.shape != wanted:
-            faults.append(f"{name}.shape={x.shape} must be {wanted}; {way_out}")
-    if block_tables.ndim != 2 or kv_lens.shape != block_tables.shape[:1]:
-        faults.append(f"{block_tables.shape=} and {kv_lens.shape=} must be [R, M] and [R]; try a row for each sequence")
-    if cu_q_lens.shape != (kv_lens.shape[0] + 1,):
-        faults.append(f"{cu_q_lens.shape=} must be [R + 1] for {kv_lens.shape=}; try prefix sums from 0")
-    if sinks is not None and sinks.shape != q.shape[1:2]:
-        faults.append(f"{sinks.shape=} must be [H], here {q.shape[1:2]}; try one logit for each query head")
-    if max_q_len is not None and max_q_len < 1:
-        faults.append(f"{max_q_len=} must be at least 1; try None")
-    if faults:
-        raise ValueError("paged_attention: " + "; ".join(faults))
-
-
-def _rank_faults(num_heads: int, layout: kv.KVLayout) -> list[str]:
-    if num_heads % layout.num_ranks == 0:
-        return []
-    return [
-        f"{num_heads} query heads are split over num_ranks={layout.num_ranks}, which must divide them; "
-        f"try {math.gcd(num_heads, layout.num_ranks)} of them"
-    ]
-
-
-def _check_backend(backend: str, cache: KVCache, num_tokens: int, k_scale, v_scale, tree_mask, max_q_len) -> None:
-    layout, faults = cache.layout, []
-    if layout.order != ORDERS[backend]:
-        faults.append(f"{layout.order=} must be {ORDERS[backend]!r} for {backend=}; try KVLayout(order=...)")
-    if backend == "xla":
-        extra = [
-            name for name, x in (("k_scale", k_scale), ("v_scale", v_scale), ("tree_mask", tree_mask)) if x is not None
-        ]
-        faults += [f"{name} is the tpu backend's; try without" for name in extra]
-    elif layout.order == WORDS:
-        faults += tpu_attention.faults(layout)
-    if (k_scale is None) != (v_scale is None):
-        faults.append("k_scale and v_scale must both be given, or neither; try 1.0 for the other")
-    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
-        if scale is not None and jnp.shape(scale) not in ((), (1,), (layout.num_kv_heads,)):
-            faults.append(f"{name}.shape={jnp.shape(scale)} must be () or ({layout.num_kv_heads},), a KV head each")
-    if layout.dtype == "int8" and k_scale is None:
-        faults.append("k_scale must be given for dtype='int8', or numbers below 1 would be lost; try max|k| / 127")
-    if tree_mask is not None:
-        if tree_mask.ndim != 2 or tree_mask.shape[0] != num_tokens:
-            faults.append(f"{tree_mask.shape=} must be [T, Q] with T={num_tokens}; try a row for each query")
-        elif max_q_len is None or max_q_len > min(tree_mask.shape[1], tpu_attention.MOST_QUERIES):
-            most = min(tree_mask.shape[1], tpu_attention.MOST_QUERIES)
-            faults.append(f"{max_q_len=} must be given with {tree_mask.shape=}, at most {most}; try fewer tokens")
-    if faults:
-        raise ValueError("paged_attention: " + "; ".join(faults))

@@ -18,7 +18,7 @@ import numpy as np
 from flax import struct
 from jax import lax
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Float, Int32
+from jaxtyping import Array, Int32, Shaped
 
 from jpaged import sharding
 from pallas_kernels.tpu import copy as copies
@@ -27,6 +27,8 @@ from pallas_kernels.tpu import words
 CANONICAL = "LNBCKD"  # C is 0 for keys and 1 for values; the order in which blocks leave and enter a cache
 
 WORDS = "LNW"  # the order of the TPU kernels: blocks of 32-bit words, see `pallas_kernels.tpu.words`
+
+DTYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8")  # of keys and values
 
 Scalar: TypeAlias = int | np.integer | Int32[Array, ""]
 
@@ -62,11 +64,9 @@ class KVLayout:
         faults = [f"{name}={size} must be at least 1; try 1 or more" for name, size in sizes.items() if size < 1]
         if self.order != WORDS and sorted(self.order) != sorted(CANONICAL):
             faults.append(f"order={self.order!r} must be a permutation of {CANONICAL!r}, or {WORDS!r}; try the default")
-        size = _itemsize(self.dtype)
-        if not size:
-            names = "float32, bfloat16, float16, float8_e4m3fn, float8_e5m2, int8"
-            faults.append(f"dtype={self.dtype!r} must be the name of a type of numbers; try one of {names}")
-        elif self.order == WORDS and (size > 4 or self.block_size * size % 4):
+        if self.dtype not in DTYPES:
+            faults.append(f"dtype={self.dtype!r} must be one of {', '.join(map(repr, DTYPES))}; try 'bfloat16'")
+        elif self.order == WORDS and self.block_size * jnp.dtype(self.dtype).itemsize % 4:
             faults.append(f"dtype={self.dtype!r} and block_size={self.block_size} must make words of 4 bytes; try 16")
         if self.axis is None and self.num_ranks > 1:
             faults.append(f"axis=None must be a mesh axis for num_ranks={self.num_ranks}; try its name")
@@ -130,14 +130,6 @@ class KVLayout:
         return tuple(at.get(axis, slice(None)) for axis in self.order)
 
 
-def _itemsize(dtype: str) -> int:
-    """Bytes of a number; 0 if there is no such type."""
-    try:
-        return jnp.dtype(dtype).itemsize
-    except TypeError:
-        return 0
-
-
 class KVCache(struct.PyTreeNode):
     """One array for the keys and values of all layers.
 
@@ -166,8 +158,8 @@ def create(layout: KVLayout) -> KVCache:
 def write(
     cache: KVCache,
     layer: Scalar,
-    k_TKD: Float[Array, "T K D"],
-    v_TKD: Float[Array, "T K D"],
+    k_TKD: Shaped[Array, "T K D"],
+    v_TKD: Shaped[Array, "T K D"],
     block_T: Int32[Array, " T"],
     offset_T: Int32[Array, " T"],
 ) -> KVCache:
@@ -203,6 +195,8 @@ def copy_blocks(cache: KVCache, src_J: Int32[Array, " J"], dst_J: Int32[Array, "
 
 
 def _copy_blocks(layout: KVLayout, data: Array, src_J: Array, dst_J: Array) -> Array:
+    if not src_J.size:
+        return data
     in_turn = functools.partial(_copy_in_turn, layout)
     if layout.order != WORDS:
         return in_turn(data, src_J, dst_J)
@@ -223,14 +217,21 @@ def _copy_in_turn(layout: KVLayout, data: Array, src_J: Array, dst_J: Array) -> 
 
 def read_blocks(cache: KVCache, ids_J: Int32[Array, " J"]) -> Array:
     """Blocks as they leave a cache: [J, L, B, C, K, D], canonical but for the block, which is first; NULL reads 0."""
-    axis = cache.layout.block_axis
+    layout, axis = cache.layout, cache.layout.block_axis
+    if not ids_J.size:
+        return jnp.zeros(
+            (0, *(size for name, size in zip(CANONICAL, layout.canonical_shape, strict=True) if name != "N")),
+            layout.dtype,
+        )
     taken = jnp.take(cache.data, ids_J, axis=axis, mode="fill", fill_value=0)
-    return jnp.moveaxis(unpack(cache.layout, taken), CANONICAL.index("N"), 0)
+    return jnp.moveaxis(unpack(layout, taken), CANONICAL.index("N"), 0)
 
 
 def write_blocks(cache: KVCache, ids_J: Int32[Array, " J"], blocks_JLBCKD: Array) -> KVCache:
     """Puts blocks back that `read_blocks` has read, in other places; NULL drops them. No id may occur twice."""
     layout, at = cache.layout, cache.layout.block_axis
+    if not ids_J.size:
+        return cache
     fresh = pack(layout, jnp.moveaxis(blocks_JLBCKD, 0, CANONICAL.index("N")))
     index = (slice(None),) * at + (ids_J,)
     return cache.replace(data=cache.data.at[index].set(fresh, mode="drop", unique_indices=True))

@@ -1,30 +1,21 @@
 """The ``tpu`` backend: `pallas_kernels.tpu` for a batch as `paged_attention` has it.
 
-It knows which caches the kernels serve, quantises what is written to those of eight bits, and keeps apart what is
-computed once a step. ``tpu_interpret`` is the same in JAX's TPU interpreter, on any machine, for tests.
+It knows which caches the kernels serve, and keeps apart what is computed once a step. ``tpu_interpret`` is the same in
+JAX's TPU interpreter, on any machine, for tests.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32, Shaped
 
 from jpaged.cache import KVCache, KVLayout, Scalar
+from jpaged.quantisation import Quantisation, stored
 from jpaged.xla_attention import Batch, Masking
 from pallas_kernels.tpu import attention as kernels
 from pallas_kernels.tpu import chips
 
-INT8_MOST = 127
 MOST_QUERIES = kernels.MOST_QUERIES  # of a row, for a tree mask
-
-
-class Quantisation(NamedTuple):
-    """What stored keys and values are multiplied by: a number, or one for each KV head."""
-
-    k_scale: float | Float[Array, "..."]
-    v_scale: float | Float[Array, "..."]
 
 
 def serves_here() -> bool:
@@ -82,21 +73,16 @@ def attend(
     Raises:
       ValueError: ``work`` is another batch's.
     """
-    rows, columns = batch.block_tables_RM.shape[0], how.columns
-    if work.tables.shape[0] != kernels.table_size(rows, columns) or (work.mixed is None) != (how.most <= how.few):
+    wanted = kernels.purpose(how, *batch.block_tables_RM.shape, num_tokens=q_THD.shape[0])
+    if not isinstance(work, kernels.Work) or work.purpose != wanted:
         raise ValueError(
-            "work was prepared for another number of rows, columns, query heads or max_q_len; "
+            "work was prepared for another number of rows, columns, tokens or query heads, or another max_q_len; "
             "try prepare() with this batch"
         )
-    if not q_THD.shape[0]:
-        return q_THD, cache
     kv_TF = None
     if k_TKD is not None and v_TKD is not None:
-        kv_TF = _stored(k_TKD, v_TKD, cache.layout, quantisation)
-    scales = (None, None)
-    if quantisation is not None:
-        heads = cache.layout.num_kv_heads
-        scales = tuple(jnp.broadcast_to(jnp.asarray(s, jnp.float32), (heads,)) for s in quantisation)
+        kv_TF = _flat(*stored(k_TKD, v_TKD, cache.layout.dtype, quantisation), cache.layout)
+    scales = (None, None) if quantisation is None else quantisation.each(cache.layout.num_kv_heads)
     options = kernels.Options(
         sm_scale=masking.sm_scale,
         sliding_window=None if masking.sliding_window is None else jnp.asarray(masking.sliding_window, jnp.int32),
@@ -112,27 +98,17 @@ def attend(
     return out_THD.astype(q_THD.dtype), cache.replace(data=data)
 
 
-def _stored(k_TKD: Array, v_TKD: Array, layout: KVLayout, quantisation: Quantisation | None) -> Shaped[Array, "T F"]:
-    """New keys and values as the cache holds them, keys of all heads before values."""
-    halves, dtype = [], jnp.dtype(layout.dtype)
-    for tokens, scale in zip((k_TKD, v_TKD), quantisation or (None, None), strict=True):
-        if scale is not None:
-            scale_1K1 = jnp.broadcast_to(jnp.asarray(scale, jnp.float32), (layout.num_kv_heads,))[None, :, None]
-            tokens = tokens.astype(jnp.float32) / scale_1K1
-        if dtype == jnp.int8:
-            tokens = jnp.clip(jnp.round(tokens.astype(jnp.float32)), -INT8_MOST, INT8_MOST)
-        elif dtype.itemsize == 1:  # beyond the largest number there is NaN or infinity, which would stay
-            most = float(jnp.finfo(dtype).max)
-            tokens = jnp.clip(tokens.astype(jnp.float32), -most, most)
-        halves.append(tokens.astype(dtype).reshape(tokens.shape[0], -1))
-    kv = jnp.concatenate(halves, axis=1)
+def _flat(k_TKD: Array, v_TKD: Array, layout: KVLayout) -> Shaped[Array, "T F"]:
+    """Keys of all heads before values, as wide as a block's words."""
+    kv = jnp.concatenate([k_TKD.reshape(k_TKD.shape[0], -1), v_TKD.reshape(v_TKD.shape[0], -1)], axis=1)
     padding = kernels.words.width(layout.num_kv_heads, layout.head_dim) - kv.shape[1]
     return jnp.pad(kv, ((0, 0), (0, padding)))
 
 
 def _bits(tree_mask_TQ: Array, batch: Batch, few: int) -> Int32[Array, " RQ"]:
-    """The mask of each row's queries as bits, rows of ``few`` queries one after another."""
+    """The mask of each row's queries as bits, rows of ``few`` queries one after another; each query sees itself."""
     shift_Q = jnp.arange(tree_mask_TQ.shape[1], dtype=jnp.int32)
     bits_T = jnp.sum(tree_mask_TQ.astype(jnp.int32) << shift_Q[None, :], axis=1, dtype=jnp.int32)
     token_RQ = batch.cu_q_lens_R1[:-1, None] + jnp.arange(few, dtype=jnp.int32)[None, :]
-    return bits_T.at[token_RQ].get(mode="fill", fill_value=0).reshape(-1)
+    own_1Q = 1 << jnp.arange(few, dtype=jnp.int32)[None, :]
+    return (bits_T.at[token_RQ].get(mode="fill", fill_value=0) | own_1Q).reshape(-1)

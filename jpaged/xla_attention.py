@@ -20,6 +20,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Float32, Int32
 
 from jpaged.cache import KVCache, Scalar
+from jpaged.quantisation import Quantisation
 
 CHUNK_TOKENS = 128  # tokens of a run: short enough for short contexts, long enough for the matrix unit (docs/cpu.md)
 # Runs that a trip takes at the most; with few tiles it takes as many as there are tiles, or two.
@@ -61,7 +62,14 @@ class Masking(NamedTuple):
 
 
 def attend(
-    q_THD: Float[Array, "T H D"], cache: KVCache, layer: Scalar, batch: Batch, masking: Masking, *, max_q_len: int
+    q_THD: Float[Array, "T H D"],
+    cache: KVCache,
+    layer: Scalar,
+    batch: Batch,
+    masking: Masking,
+    quantisation: Quantisation | None = None,
+    *,
+    max_q_len: int,
 ) -> Float[Array, "T H D"]:
     """Attends every query of the batch to its row's tokens in one layer of the cache; padding queries give zeros.
 
@@ -75,11 +83,13 @@ def attend(
         count_X=(q_lens_R == 1).astype(jnp.int32),
         height=1,
     )
-    out_THD = _attend_tiles(q_THD, jnp.zeros_like(q_THD), cache, layer, batch, masking, singles, DECODE_ITEMS)
+    out_THD = _attend_tiles(
+        q_THD, jnp.zeros_like(q_THD), cache, layer, batch, masking, quantisation, singles, DECODE_ITEMS
+    )
     if max_q_len == 1:
         return out_THD
     tiles = _prefill_tiles(batch, q_THD.shape[0], max_q_len)
-    return _attend_tiles(q_THD, out_THD, cache, layer, batch, masking, tiles, PREFILL_ITEMS)
+    return _attend_tiles(q_THD, out_THD, cache, layer, batch, masking, quantisation, tiles, PREFILL_ITEMS)
 
 
 def _prefill_tiles(batch: Batch, num_tokens: int, max_q_len: int) -> Tiles:
@@ -116,6 +126,7 @@ def _attend_tiles(
     layer: Scalar,
     batch: Batch,
     masking: Masking,
+    quantisation: Quantisation | None,
     tiles: Tiles,
     items: int,
 ) -> Array:
@@ -124,6 +135,9 @@ def _attend_tiles(
     num_kv_heads, block_size = cache.layout.num_kv_heads, cache.layout.block_size
     group = num_heads // num_kv_heads
     num_tiles, rows = tiles.row_X.shape[0], tiles.height * group
+    # Eight bits are for keeping numbers: queries and weights of the softmax would lose too much in them.
+    dtype = cache.data.dtype if cache.data.dtype.itemsize > 1 else q_THD.dtype
+    k_scale_K, v_scale_K = (None, None) if quantisation is None else quantisation.each(num_kv_heads)
     run_blocks = max(1, min(batch.block_tables_RM.shape[1], CHUNK_TOKENS // block_size))
     run_tokens = run_blocks * block_size
     runs = -(-batch.block_tables_RM.shape[1] // run_blocks)  # of a row at the most
@@ -144,7 +158,7 @@ def _attend_tiles(
     stop_X = tiles.position_X + tiles.count_X
     oldest_X = jnp.zeros_like(stop_X)
     if masking.sliding_window is not None:
-        oldest_X = jnp.maximum(0, tiles.position_X + 1 - jnp.asarray(masking.sliding_window, jnp.int32))
+        oldest_X = jnp.maximum(0, tiles.position_X + 1 - masking.sliding_window)
     first_X = oldest_X // run_tokens
     ends_X = jnp.cumsum(jnp.where(tiles.count_X > 0, -(-stop_X // run_tokens) - first_X, 0), dtype=jnp.int32)
     total = ends_X[-1]
@@ -165,13 +179,15 @@ def _attend_tiles(
         k_WKCD, v_WKCD = _gather(cache, layer, batch.block_tables_RM, row_W, run_W, run_blocks)
 
         key_WC = run_W[:, None] * run_tokens + jnp.arange(run_tokens, dtype=jnp.int32)[None, :]
-        owned_WC = real_W[:, None] & (key_WC < batch.kv_lens_R[row_W][:, None])
+        owned_WC = real_W[:, None] & (key_WC < batch.kv_lens_R[row_W][:, None]) & (key_WC >= oldest_X[tile_W][:, None])
         seen_WQC = _seen(tiles, tile_W, key_WC, owned_WC, masking.sliding_window)
         seen_WQC = jnp.repeat(seen_WQC, group, axis=1)[:, None]
         # A stale or foreign row may hold NaN, and 0 · NaN is NaN: its value must not reach the product.
         v_WKCD = jnp.where(owned_WC[:, None, :, None], v_WKCD, jnp.zeros_like(v_WKCD))
 
-        s_WKQC = _product("wkqd,wkcd->wkqc", q_XKQGD[tile_W].astype(k_WKCD.dtype), k_WKCD) * masking.sm_scale
+        s_WKQC = _product("wkqd,wkcd->wkqc", q_XKQGD[tile_W].astype(dtype), k_WKCD.astype(dtype)) * masking.sm_scale
+        if k_scale_K is not None:
+            s_WKQC *= k_scale_K[None, :, None, None]
         if masking.soft_cap is not None:
             s_WKQC = masking.soft_cap * jnp.tanh(s_WKQC / masking.soft_cap)
         s_WKQC = jnp.where(seen_WQC, s_WKQC, MASKED)
@@ -179,12 +195,14 @@ def _attend_tiles(
         p_WKQC = jnp.where(seen_WQC, jnp.exp(s_WKQC - new_XKQ[tile_W][..., None]), 0.0)
         fade_XKQ = jnp.exp(max_XKQ - new_XKQ)
         sum_XKQ = (sum_XKQ * fade_XKQ).at[tile_W].add(jnp.sum(p_WKQC, axis=-1))
-        add_WKQD = _product("wkqc,wkcd->wkqd", p_WKQC.astype(v_WKCD.dtype), v_WKCD)
+        add_WKQD = _product("wkqc,wkcd->wkqd", p_WKQC.astype(dtype), v_WKCD.astype(dtype))
         acc_XKQD = (acc_XKQD * fade_XKQ[..., None]).at[tile_W].add(add_WKQD)
         return done + items, new_XKQ, sum_XKQ, acc_XKQD
 
     _, _, sum_XKQ, acc_XKQD = lax.while_loop(lambda carry: carry[0] < total, trip, carry)
     o_XKQD = acc_XKQD / jnp.where(sum_XKQ == 0, 1.0, sum_XKQ)[..., None]
+    if v_scale_K is not None:
+        o_XKQD *= v_scale_K[None, :, None, None]
     o_XQHD = o_XKQD.reshape(num_tiles, num_kv_heads, tiles.height, group, head_dim).transpose(0, 2, 1, 3, 4)
     o_XQHD = o_XQHD.reshape(num_tiles, tiles.height, num_heads, head_dim).astype(out_THD.dtype)
     return out_THD.at[query_XQ].set(o_XQHD, mode="drop")
@@ -213,7 +231,7 @@ def _seen(
     query_WQ1 = (tiles.position_X[tile_W][:, None] + jnp.arange(tiles.height, dtype=jnp.int32)[None, :])[..., None]
     seen_WQC = owned_WC[:, None, :] & (key_WC[:, None, :] <= query_WQ1)
     if sliding_window is not None:
-        seen_WQC &= key_WC[:, None, :] > query_WQ1 - jnp.asarray(sliding_window, jnp.int32)
+        seen_WQC &= key_WC[:, None, :] > query_WQ1 - sliding_window
     return seen_WQC
 
 

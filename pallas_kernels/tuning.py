@@ -78,7 +78,8 @@ def rule(chip: Chip, shape: Shape) -> Tiling:
         chunk = min(chunk, max(_TALL_CHUNK, shape.block_size))
     items = {128: 3, 256: 2}.get(chunk, 1) if shape.queries == 1 and chunk >= shape.context else 1
     groups = 0 if shape.dtype != "float32" else 2 if shape.head_groups % 2 == 0 else 1
-    return Tiling(chunk, items, buffers=2, lanes=chip.depth, groups=groups, early=0.5 if items > 1 else 1.0)
+    vmem = chip.vmem * 7 // 8 if chunk * items * shape.token_bytes > _ITEM_BYTES else None  # a block is so large
+    return Tiling(chunk, items, buffers=2, lanes=chip.depth, groups=groups, early=0.5 if items > 1 else 1.0, vmem=vmem)
 
 
 def _chunk(chip: Chip, shape: Shape, *, items: int) -> int:

@@ -12,6 +12,7 @@ import dataclasses
 import math
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32, Shaped
 
@@ -53,6 +54,17 @@ class Memory:
             faults.append(f"block_size={self.block_size} must be a power of two from {least} to 256; try 16 or 64")
         return faults
 
+    def too_large(self, chip: Chip) -> list[str]:
+        """Why a chip's VMEM does not hold what the kernels want of it: two blocks, and as much for all the rest."""
+        size = self.block_size * self.width * 4 // words.per_word(self.dtype)
+        if size * 4 < chip.vmem:
+            return []
+        fits = 1 << ((chip.vmem - 1) * self.block_size // (4 * size)).bit_length() - 1
+        return [
+            f"block_size={self.block_size} makes blocks of {size / 2**20:g} MiB, which must be less than a quarter of "
+            f"the {chip.vmem >> 20} MiB of VMEM of a {chip.name}; try block_size={fits}"
+        ]
+
 
 class Options(NamedTuple):
     """What shapes the scores; see `jpaged.attention.paged_attention`."""
@@ -66,18 +78,32 @@ class Options(NamedTuple):
     tree_RQ: Int32[Array, " RQ"] | None = None
 
 
-class Work(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Work:
     """A step's work, the same in all layers.
 
     Attributes:
+      purpose: See `purpose`; static.
       tables: Block tables, flat.
       decode: Rows with few queries; their queries are the batch's own, or, of a mixed batch, those of `Mixed.token_R`.
       mixed: None for a batch that has none but few queries a row.
     """
 
+    purpose: Purpose = dataclasses.field(metadata={"static": True})
     tables: Int32[Array, " RM"]
     decode: Rows
     mixed: Mixed | None
+
+
+class Purpose(NamedTuple):
+    """What a batch must have for a `Work` to be its own: rows, columns, tokens, queries to a KV head, most to a row."""
+
+    rows: int
+    columns: int
+    tokens: int
+    group: int
+    most: int
 
 
 class Mixed(NamedTuple):
@@ -142,9 +168,11 @@ def plan(
       chip: None asks JAX.
 
     Raises:
-      ValueError: the chip is none that the kernels know.
+      ValueError: the chip is none that the kernels know, or its VMEM is too small for such blocks.
     """
     chip = chip or (INTERPRETED if interpret else current())
+    if faults := memory.too_large(chip):
+        raise ValueError("; ".join(faults))
     group = num_heads // memory.num_kv_heads
     few = max_q_len if max_q_len <= MOST_QUERIES else 1
     decode_heads = HeadGroups(memory.num_kv_heads, group, memory.head_dim, chip.depth)
@@ -202,6 +230,11 @@ def shape(memory: Memory, chip: Chip, num_heads: int, columns: int, queries: int
     )
 
 
+def purpose(how: Plan, rows: int, columns: int, *, num_tokens: int) -> Purpose:
+    """Of batches with tables of that many rows and columns."""
+    return Purpose(rows, columns, num_tokens, how.decode_heads.queries_per_head, how.most)
+
+
 def table_size(rows: int, columns: int) -> int:
     """Entries of a flat table: whole tiles of what is copied at once."""
     return -(-rows * columns // LANES) * LANES
@@ -223,9 +256,10 @@ def prepare(
     q_lens_R = jnp.where(sound_R, q_lens_R, 0)
     tables = jnp.pad(block_tables_RM, ((0, 0), (0, how.columns - block_tables_RM.shape[1]))).reshape(-1)
     tables = jnp.pad(tables, (0, table_size(block_tables_RM.shape[0], how.columns) - tables.shape[0]))
+    meant = purpose(how, *block_tables_RM.shape, num_tokens=num_tokens)
     small_R, cores = (q_lens_R > 0) & (q_lens_R <= how.few), how.chip.cores
     if max_q_len <= how.few:
-        return Work(tables, rows.choose(small_R, kv_lens_R, cu_q_lens_R1, cores=cores), None)
+        return Work(meant, tables, rows.choose(small_R, kv_lens_R, cu_q_lens_R1, cores=cores), None)
     one_each_R1 = jnp.arange(cu_q_lens_R1.shape[0], dtype=jnp.int32)
     large_R = q_lens_R > how.few
     marks_T1 = jnp.zeros(num_tokens + 1, jnp.int32)
@@ -239,7 +273,7 @@ def prepare(
         jnp.cumsum(marks_T1[:-1]) > 0,
         jnp.where(small_R, cu_q_lens_R1[:-1], num_tokens),
     )
-    return Work(tables, rows.choose(small_R, kv_lens_R, one_each_R1, cores=cores), mixed)
+    return Work(meant, tables, rows.choose(small_R, kv_lens_R, one_each_R1, cores=cores), mixed)
 
 
 def attend(
@@ -273,7 +307,7 @@ def attend(
         kv_few = None if kv_TF is None else kv_TF.at[mixed.token_R].get(mode="fill", fill_value=0)
     if mixed is not None and kv_TF is not None:  # first, for others may share these blocks
         fresh = write.in_order(kv_TF, how.memory.block_size)
-        cache_LNWF = write.write(mixed.units, fresh, cache_LNWF, layer, **call)
+        cache_LNWF = write.write(mixed.units, fresh, cache_LNWF, layer, vmem=how.prefill_tiling.vmem, **call)
     call["converts"] = how.chip.converts  # what writes converts nothing
     new_T1F = None if kv_few is None else words.one_a_word(kv_few)
     inputs = _inputs(how, work, how.decode_heads, how.few, q_few, new_T1F, cache_LNWF, layer, options)

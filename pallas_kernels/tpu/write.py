@@ -78,9 +78,13 @@ def write(
     *,
     dtype: str,
     block_size: int,
+    vmem: int | None = None,
     interpret: Any = False,
 ) -> Int32[Array, "L N W F"]:
-    """Writes the blocks of ``work`` in one layer; ``new_WF`` are the batch's tokens by `in_order`."""
+    """Writes the blocks of ``work`` in one layer; ``new_WF`` are the batch's tokens by `in_order`.
+
+    ``vmem`` is the bytes of VMEM that it may take; None is the compiler's own limit.
+    """
     num_words, lanes = cache_LNWF.shape[2:]
     window = -(-num_words // SUBLANES) * SUBLANES + 2 * SUBLANES
     far = new_WF if interpret else pltpu.with_memory_space_constraint(new_WF, pltpu.HBM)
@@ -101,7 +105,9 @@ def write(
         ),
         out_shape=jax.ShapeDtypeStruct(cache_LNWF.shape, jnp.int32),
         input_output_aliases={4: 0},
-        compiler_params=pltpu.CompilerParams(disable_bounds_checks=True, disable_semaphore_checks=True),
+        compiler_params=pltpu.CompilerParams(
+            disable_bounds_checks=True, disable_semaphore_checks=True, vmem_limit_bytes=vmem
+        ),
         interpret=interpret,
         name="paged_write",
     )(work.table, work.count, layer[None], far, cache_LNWF)

@@ -21,7 +21,7 @@ def check(path: str) -> None:
       ValueError: it cannot be drawn, or not into such a file.
     """
     if importlib.util.find_spec("matplotlib") is None:
-        raise ValueError("--plot needs matplotlib, which is not installed; try `pip install matplotlib`, or leave out --plot")
+        raise ValueError("--plot needs matplotlib, which is not installed; try `pip install matplotlib`")
     if Path(path).suffix not in FORMATS:
         raise ValueError(f"--plot={path} must end in one of {', '.join(FORMATS)}; try --plot=rates.png")
     if not Path(path).resolve().parent.is_dir():
@@ -67,7 +67,7 @@ def saved(found: Sequence[Found], title: str, path: str) -> None:
         for place, each in enumerate(found):
             if each.asked.case in PAPER:
                 low, high = PAPER[each.asked.case][dataset]
-                label = None if labelled else f"SOSP'23, {dataset}, 2 to 6"
+                label = "" if labelled else f"SOSP'23, {dataset}, 2 to 6"
                 axes.vlines(place + 0.15 * (2 * number - 3), 100 * low, 100 * high, color=f"C{number}", label=label)
                 labelled = True
     axes.legend(frameon=False, fontsize="small")

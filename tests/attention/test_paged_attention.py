@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jpaged import cache as kv
-from jpaged.attention import PagedAttention, paged_attention, resolve_backend, token_rows
+from jpaged.attention import ORDERS, WORDS, PagedAttention, paged_attention, prepare, resolve_backend, token_rows
 from pallas_kernels import reference
 from tests.attention.batches import make_case, new_rows, stored
+
+loosely: Any = paged_attention  # for arguments that its annotations refuse
 
 
 def test_the_oracle_by_hand():
@@ -188,7 +192,7 @@ def test_token_rows_by_hand():
 @pytest.mark.usefixtures("annotations_unchecked")
 def test_every_misfit_is_named():
     _, _, cache, tables, kv_lens, _ = make_case(7, [1], [3])
-    with pytest.raises(ValueError, match=r"k and v must both.*q\.shape.*cu_q_lens.*sinks.*max_q_len"):
+    with pytest.raises(ValueError, match=r"k and v must both.*q\.shape.*cu_q_lens.*max_q_len.*sinks"):
         paged_attention(
             jnp.zeros((1, 5, 8)),
             jnp.zeros((1, 2, 8)),
@@ -203,26 +207,135 @@ def test_every_misfit_is_named():
         )
 
 
+def scaled(dtype):
+    """A mixed batch in a cache of eight bits, and what it holds times its scales."""
+    q, data, cache, tables, kv_lens, cu = make_case(11, [1, 20, 1], [70, 33, 5], head_dim=16, dtype=dtype)
+    scale = np.array([[0.5, 2.0], [0.25, 1.0]], np.float32)  # of keys and values, a head each
+    return q, data, cache, tables, kv_lens, cu, scale
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "int8"])
+def test_eight_bits(dtype):
+    q, data, cache, tables, kv_lens, cu, scale = scaled(dtype)
+    owned = data[1] * scale[None, None, :, :, None]
+    q = np.asarray(jnp.asarray(q).astype("bfloat16").astype("float32"))
+    k, v = (x * s[None, :, None] for x, s in zip(new_rows(data, tables, kv_lens, cu, 0), scale, strict=True))
+    arrays = (jnp.asarray(x) for x in (tables, kv_lens, cu))
+    out, after = paged_attention(
+        jnp.asarray(q, "bfloat16"), jnp.asarray(k), jnp.asarray(v), stored(cache.layout, data), 1, *arrays,
+        k_scale=jnp.asarray(scale[0]), v_scale=jnp.asarray(scale[1]),
+    )  # fmt: skip
+    want = reference.paged_attention(q, owned, tables, kv_lens, cu, sm_scale=0.25)
+    assert np.abs(np.asarray(out, np.float64) - want).max() <= 8e-3 * np.abs(want).max()
+    held = np.asarray(kv.unpack(after.layout, after.data).astype("float32"))[1]
+    for row, length in enumerate(kv_lens):
+        for p in range(length):
+            place = tables[row, p // 4], p % 4
+            np.testing.assert_array_equal(held[place], owned[place] / scale[:, :, None])
+
+
+def test_what_is_too_large_for_eight_bits_becomes_the_largest():
+    _, _, cache, tables, _, _ = make_case(11, [1], [1], head_dim=16, dtype="float8_e4m3fn")
+    huge = jnp.full((1, 2, 16), 1000.0)
+    out, _ = paged_attention(
+        jnp.full((1, 4, 16), 500.0), huge, -huge, cache, 1, jnp.asarray(tables), jnp.array([1]), jnp.array([0, 1])
+    )
+    assert (np.asarray(out) == -448).all()
+
+
+def test_nan_before_the_window_is_nobodys():
+    q, data, cache, tables, kv_lens, cu = make_case(8, [1, 3], [40, 60])
+    data[1, tables[0, 2]] = data[1, tables[1, 1]] = np.nan
+    window = 20
+    out, _ = paged_attention(
+        jnp.asarray(q), None, None, stored(cache.layout, data), 1, *map(jnp.asarray, (tables, kv_lens, cu)),
+        sliding_window=window,
+    )  # fmt: skip
+    assert np.isfinite(np.asarray(out)).all()
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 3), (4, 0, 3), (4, 2, 0)], ids=["no tokens", "no rows", "no columns"])
+@pytest.mark.parametrize("backend", ["xla", "tpu_interpret"])
+def test_empty_batches(shape, backend):
+    tokens, rows, columns = shape
+    layout = kv.KVLayout(1, 4, 16, 2, 64, "bfloat16", ORDERS[backend])
+    cache = kv.create(layout)
+    arrays = jnp.zeros((rows, columns), jnp.int32), jnp.zeros(rows, jnp.int32), jnp.zeros(rows + 1, jnp.int32)
+    q, new = jnp.ones((tokens, 4, 64)), jnp.ones((tokens, 2, 64))
+    work = prepare(layout, *arrays, num_heads=4, num_tokens=tokens, backend=backend)
+    out, after = paged_attention(q, new, new, cache, 0, *arrays, backend=backend, work=work)
+    assert out.shape == q.shape and not out.any() and not after.data.any()
+
+
+@pytest.mark.parametrize("order", ["LCKNBD", WORDS])
+def test_no_blocks_are_copied_or_moved(order):
+    cache, none = kv.create(kv.KVLayout(2, 4, 16, 2, 64, "bfloat16", order)), jnp.zeros(0, jnp.int32)
+    assert kv.copy_blocks(cache, none, none).data.shape == cache.data.shape
+    read = kv.read_blocks(cache, none)
+    assert read.shape == (0, 2, 16, 2, 2, 64) and read.dtype == jnp.bfloat16
+    assert kv.write_blocks(cache, none, read).data.shape == cache.data.shape
+
+
+WRONG = [
+    ({"sliding_window": 0}, r"sliding_window=0 must be a whole number from 1"),
+    ({"sliding_window": 4.5}, r"sliding_window=4.5 must be"),
+    ({"sliding_window": 2**40}, r"sliding_window=\d+ must be"),
+    ({"soft_cap": 0.0}, r"soft_cap=0.0 must be above 0; try None"),
+    ({"k_scale": 0, "v_scale": 1.0}, r"k_scale=0 must be a number other than 0"),
+    ({"k_scale": math.nan, "v_scale": 1.0}, r"k_scale=nan must be"),
+    ({"sm_scale": np.ones(2)}, r"sm_scale.shape=\(2,\) must be \(\)"),
+    ({"max_q_len": 2.0}, r"max_q_len=2.0 must be a whole number"),
+    ({"q": np.ones((1, 6, 8), np.int32)}, r"q.dtype=int32 must be one of float32"),
+    ({"q": np.ones((1, 0, 8), np.float32)}, r"q.shape=\(1, 0, 8\) must be"),
+    ({"order": "LNBCKD"}, r"cache.data is float32\[.*and its layout's float32\["),
+    ({"sinks": [0.0] * 5}, r"sinks.shape=\(5,\) must be \[H\]"),
+]
+
+
+@pytest.mark.usefixtures("annotations_unchecked")
+@pytest.mark.parametrize(
+    ("change", "reason"), WRONG, ids=lambda value: ",".join(value) if isinstance(value, dict) else ""
+)
+def test_what_cannot_be_meant(change, reason):
+    q, _, cache, tables, kv_lens, cu = make_case(7, [1], [3])
+    q = change.pop("q", q)
+    if order := change.pop("order", None):
+        cache = kv.KVCache(kv.create(dataclasses.replace(cache.layout, order=order)).data, cache.layout)
+    with pytest.raises(ValueError, match=reason):
+        loosely(q, None, None, cache, 0, tables, kv_lens, cu, **change)
+
+
+def test_a_traced_window_is_at_least_one():
+    q, _, cache, tables, kv_lens, cu = make_case(9, [1, 2], [30, 9])
+    arrays = jnp.asarray(tables), jnp.asarray(kv_lens), jnp.asarray(cu)
+
+    @jax.jit
+    def attend(window):
+        return paged_attention(jnp.asarray(q), None, None, cache, 1, *arrays, sliding_window=window)[0]
+
+    np.testing.assert_array_equal(attend(jnp.int32(-(2**31))), attend(jnp.int32(1)))
+
+
 @pytest.mark.usefixtures("annotations_unchecked")
 @pytest.mark.parametrize("layer", [-1, 2, np.int32(7)])
 def test_a_layer_that_there_is_not(layer):
     q, _, cache, tables, kv_lens, cu = make_case(7, [1], [3])
     with pytest.raises(ValueError, match=rf"layer=\S*{layer}\S* must be from 0 to 1"):
-        paged_attention(jnp.asarray(q), None, None, cache, layer, tables, kv_lens, cu)
+        loosely(jnp.asarray(q), None, None, cache, layer, tables, kv_lens, cu)
 
 
 @pytest.mark.usefixtures("annotations_unchecked")
 def test_lists_will_do_and_floats_will_not():
     q, _, cache, tables, kv_lens, cu = make_case(7, [1, 1], [3, 6])
     q, lists = jnp.asarray(q), (tables.tolist(), kv_lens.tolist(), cu.tolist())
-    want, _ = paged_attention(q, None, None, cache, 1, tables, kv_lens, cu)
-    np.testing.assert_array_equal(paged_attention(q, None, None, cache, 1, *lists)[0], want)
+    want, _ = loosely(q, None, None, cache, 1, tables, kv_lens, cu)
+    np.testing.assert_array_equal(loosely(q, None, None, cache, 1, *lists)[0], want)
     with pytest.raises(ValueError, match=r"block_tables.dtype=float32 must be integers; try block_tables.astype"):
-        paged_attention(q, None, None, cache, 1, tables.astype(np.float32), kv_lens, cu)
+        loosely(q, None, None, cache, 1, tables.astype(np.float32), kv_lens, cu)
 
 
 def test_a_type_of_numbers_has_its_jax_name():
-    with pytest.raises(ValueError, match=r"dtype='e4m3' must be the name.*try one of .*float8_e4m3fn"):
+    with pytest.raises(ValueError, match=r"dtype='e4m3' must be one of .*'float8_e4m3fn'"):
         kv.KVLayout(1, 1, 16, 1, 64, "e4m3")
 
 

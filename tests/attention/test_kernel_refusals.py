@@ -1,0 +1,88 @@
+"""What the TPU kernels cannot serve is refused when it is traced, with a way out."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jpaged import cache as kv
+from jpaged.attention import paged_attention, prepare
+from jpaged.cache import WORDS
+from pallas_kernels.tpu import chips
+from pallas_kernels.tpu.attention import Memory, plan
+from tests.attention.test_tpu_kernels import make
+
+
+def test_blocks_that_vmem_does_not_hold():
+    small = dataclasses.replace(chips.INTERPRETED, name="v4", vmem=16 << 20)
+    llama2 = Memory(32, 128, 256, "bfloat16")
+    with pytest.raises(
+        ValueError, match=r"block_size=256 makes blocks of 4 MiB.*16 MiB of VMEM of a v4; try block_size=128"
+    ):
+        plan(llama2, num_heads=32, columns=8, max_q_len=1, chip=small)
+    assert plan(dataclasses.replace(llama2, block_size=128), num_heads=32, columns=8, max_q_len=1, chip=small)
+
+
+def served(work=None, max_q_len=None, q=None):
+    """A few rows' attention on the kernels."""
+    found, _, cache, tables, kv_lens, cu = make([1, 3], [20, 9])
+    arrays = jnp.asarray(tables), jnp.asarray(kv_lens), jnp.asarray(cu)
+    q = jnp.asarray(found) if q is None else q
+    return paged_attention(q, None, None, cache, 1, *arrays, backend="tpu_interpret", work=work, max_q_len=max_q_len)[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "max_q_len"), [({"rows": 4, "columns": 2}, 3), ({"max_q_len": 2}, 3), ({"tokens": 5}, 3), ({}, None)]
+)
+def test_work_of_another_batch_is_refused(change, max_q_len):
+    _, _, cache, tables, *_ = make([1, 3], [20, 9])
+    sizes = {"rows": 2, "columns": tables.shape[1], "tokens": 4, "max_q_len": 3} | change
+    lens = jnp.zeros(sizes["rows"], jnp.int32)
+    tables = jnp.zeros((sizes["rows"], sizes["columns"]), jnp.int32)
+    work = prepare(
+        cache.layout, tables, lens, jnp.zeros(sizes["rows"] + 1, jnp.int32), num_heads=8, num_tokens=sizes["tokens"],
+        max_q_len=sizes["max_q_len"], backend="tpu_interpret",
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="work was prepared for another number of rows, columns, tokens"):
+        served(work, max_q_len)
+
+
+def test_no_gradient_and_no_vmap():
+    q = jnp.asarray(make([1, 3], [20, 9])[0])
+    with pytest.raises(NotImplementedError, match=r"no gradient; try backend='xla'"):
+        jax.grad(lambda q: served(q=q).sum())(q)
+    with pytest.raises(NotImplementedError, match=r"take no jax\.vmap; try more rows"):
+        jax.vmap(lambda q: served(q=q))(q[None])
+
+
+def test_64_bits_are_refused():
+    with jax.enable_x64(True), pytest.raises(ValueError, match=r"needs jax_enable_x64 off"):
+        served()
+
+
+def test_a_query_of_a_tree_sees_itself():
+    found, _, cache, tables, kv_lens, cu = make([2], [2])
+    arrays = jnp.asarray(tables), jnp.asarray(kv_lens), jnp.asarray(cu)
+
+    def attend(tree):
+        q = jnp.asarray(found)
+        return paged_attention(
+            q, None, None, cache, 1, *arrays, backend="tpu_interpret", max_q_len=2, tree_mask=jnp.asarray(tree)
+        )[0]
+
+    np.testing.assert_array_equal(attend(np.zeros((2, 2), bool)), attend(np.eye(2, dtype=bool)))
+
+
+@pytest.mark.parametrize(
+    "args", [{"num_heads": 5}, {"num_heads": 0}, {"max_q_len": -1}, {"order": "LCKNBD"}, {"block_size": 12}]
+)
+@pytest.mark.usefixtures("annotations_unchecked")
+def test_what_cannot_be_prepared(args):
+    sizes = {"order": WORDS, "block_size": 16}
+    sizes |= {name: args.pop(name) for name in list(args) if name in sizes}
+    layout = kv.KVLayout(num_layers=1, num_blocks=2, num_kv_heads=2, head_dim=64, **sizes)
+    rows = jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32), jnp.zeros(2, jnp.int32)
+    with pytest.raises(ValueError, match=r"prepare: .*; try"):
+        prepare(layout, *rows, **{"num_heads": 4, "num_tokens": 1, "backend": "tpu_interpret", **args})
