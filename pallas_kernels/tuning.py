@@ -65,7 +65,10 @@ def choose(chip: Chip, shape: Shape) -> Tiling:
         return tried
     ruled = rule(chip, shape)
     found = {name: value for name, value in _findings(chip.name).get(shape.key, {}).items() if name in _CHOICES}
-    return dataclasses.replace(ruled, **found)
+    try:
+        return dataclasses.replace(ruled, **found)
+    except ValueError as error:
+        raise ValueError(f"{file(chip.name)}, {shape.key!r}: {error}") from error
 
 
 def rule(chip: Chip, shape: Shape) -> Tiling:
@@ -105,7 +108,25 @@ _TRIED: contextvars.ContextVar[Tiling | None] = contextvars.ContextVar("tiling",
 _CHOICES = {field.name for field in dataclasses.fields(Tiling)}
 
 
-@functools.cache
-def _findings(chip: str) -> dict[str, dict[str, Any]]:
-    file = TUNED / f"{chip}.json"
-    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+def file(chip: str) -> Path:
+    """Where a chip's findings are."""
+    return TUNED / f"{chip}.json"
+
+
+def findings(chip: str) -> dict[str, dict[str, Any]]:
+    """What was found for a chip, by `Shape.key`.
+
+    Raises:
+      ValueError: the file holds something else.
+    """
+    path = file(chip)
+    try:
+        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON ({error}); try `git checkout {path}`, or remove it") from error
+    if not isinstance(found, dict) or not all(isinstance(one, dict) for one in found.values()):
+        raise ValueError(f"{path} must be an object of objects; try `git checkout {path}`, or remove it")
+    return found
+
+
+_findings = functools.cache(findings)

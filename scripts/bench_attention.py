@@ -74,7 +74,7 @@ def main() -> int:
                 progress.done += 1
     if _PLOT.value and found:
         plot.shares(found, _PLOT.value)
-    return command.OK
+    return command.OK if found else command.FAULT
 
 
 def _figures(name: str, case: Any, backend: str, rate: float) -> dict[str, Any] | str:

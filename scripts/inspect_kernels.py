@@ -17,14 +17,14 @@ and no TPU.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from absl import flags
 
-from common import command
+from common import at_once, command
 from common.progress import Progress
 
 _CHIP = flags.DEFINE_list("chip", ["v6e"], "Chips: v4, v5e, v5p, v6e, tpu7x, or all.")
@@ -69,6 +69,7 @@ def main() -> int:
                     if _JSON.value:
                         print(json.dumps(one), flush=True)
             progress.done += 1
+    found.sort(key=lambda one: (chips.index(one["chip"]), names.index(one["case"])))
     if not _JSON.value and found:
         print(_table(found))
     if _PLOT.value and found:
@@ -77,17 +78,15 @@ def main() -> int:
 
 
 def _each(chips: tuple[str, ...], names: tuple[str, ...], figures: Any) -> Iterator[dict[str, Any] | str]:
-    """The figures of all cases on all chips, chip by chip; parts are compiled at once, each by its own process."""
+    """The figures of all cases on all chips, as they come; parts are compiled at once, each by its own process."""
 
-    def run(chip: str, part: tuple[str, ...]) -> list[dict[str, Any] | str]:
-        found = zip(part, figures.of(chip, part), strict=True)
-        return [f"{name} does not compile for {chip}: {one}" if isinstance(one, str) else one for name, one in found]
+    def run(chip: str, part: tuple[str, ...]) -> Iterator[dict[str, Any] | str]:
+        for name, one in zip(part, figures.of(chip, part), strict=True):
+            yield f"{name} does not compile for {chip}: {one}" if isinstance(one, str) else one
 
     share = max(1, -(-len(names) * len(chips) // _JOBS.value) if len(chips) < _JOBS.value else len(names))
     parts = [(chip, names[k : k + share]) for chip in chips for k in range(0, len(names), share)]
-    with ThreadPoolExecutor(_JOBS.value) as pool:
-        for done in [pool.submit(run, *part) for part in parts]:
-            yield from done.result()
+    yield from at_once.merged([functools.partial(run, *part) for part in parts], _JOBS.value)
 
 
 def _table(found: list[dict[str, Any]]) -> str:

@@ -15,12 +15,14 @@ Where JAX finds a TPU, the few that look best for that chip are timed on it, and
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from typing import Any
 
 from absl import flags
 
-from common import command
+from common import at_once, command, whole_file
 from common.progress import Progress
 
 _CHIP = flags.DEFINE_list("chip", ["v6e"], "Chips: v4, v5e, v5p, v6e, tpu7x, or all.")
@@ -41,27 +43,28 @@ def main() -> int:
     wanted = [
         (chip, name) for chip in command.chosen("chip", figures.CHIP_NAMES) for name in command.chosen("case", decode)
     ]
+    for chip in {chip for chip, _ in wanted}:
+        tuning.findings(chip)  # what is there must be sound, and what is found be kept
+        whole_file.check(tuning.file(chip))
     here = _here()
     # Of cases of the same shape the first, which is the plainest, speaks for all.
     wanted = list({(chip, figures.shape(chip, name).key): (chip, name) for chip, name in reversed(wanted)}.values())
     better = 0
-    with Progress("tuning", len(wanted), "cases") as progress, ThreadPoolExecutor(_JOBS.value) as pool:
-        for chip, name, found in pool.map(
-            lambda pair: (*pair, search.best(*pair, here=here, only_spills=_ONLY_SPILLS.value)), wanted
-        ):
+
+    def look(chip: str, name: str) -> Iterator[tuple[str, str, Any]]:
+        yield chip, name, search.best(chip, name, here=here, only_spills=_ONLY_SPILLS.value)
+
+    with Progress("tuning", len(wanted), "cases") as progress:
+        for chip, name, found in at_once.merged([functools.partial(look, *pair) for pair in wanted], _JOBS.value):
             progress.done += 1
             if found is None:
                 continue
             better += 1
-            file = tuning.TUNED / f"{chip}.json"
-            held = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-            shape = figures.shape(chip, name)
-            held[shape.key] = found
-            whole = file.with_suffix(".tmp")  # whoever is stopped half-way leaves the old one
-            whole.write_text(json.dumps(dict(sorted(held.items())), indent=2) + "\n", encoding="utf-8")
-            whole.replace(file)
             with progress.aside():
                 print(f"{chip}  {name}  {found}", flush=True)
+            held = {**tuning.findings(chip), figures.shape(chip, name).key: found}
+            text = json.dumps(dict(sorted(held.items())), indent=2) + "\n"
+            whole_file.write(tuning.file(chip), text.encode())
     command.say(f"{better} of {len(wanted)} shapes have a better tiling than before")
     return command.OK
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from common import whole_file
 
 from .measure import Spread
 from .results import Results
@@ -24,8 +27,17 @@ def check(path: str) -> None:
         raise ValueError("--plot needs matplotlib, which is not installed; try `pip install matplotlib`")
     if Path(path).suffix not in FORMATS:
         raise ValueError(f"--plot={path} must end in one of {', '.join(FORMATS)}; try --plot=rates.png")
-    if not Path(path).resolve().parent.is_dir():
-        raise ValueError(f"--plot={path} is in a folder that does not exist; make it first")
+    try:
+        whole_file.check(Path(path).resolve())
+    except ValueError as error:
+        raise ValueError(f"--plot={path}: {error}") from error
+
+
+def keep(figure: Any, path: str) -> None:
+    """Writes a picture whole; what was there before stays if that fails."""
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format=Path(path).suffix.removeprefix("."))
+    whole_file.write(Path(path).resolve(), drawn.getvalue())
 
 
 def rates(drawn: Sequence[Results], path: str) -> None:
@@ -49,7 +61,7 @@ def rates(drawn: Sequence[Results], path: str) -> None:
     axes.set_xticks(range(len(drawn)), [results.setting.case for results in drawn])
     axes.set_ylabel("output tokens/s")
     axes.set_title(str(drawn[0].setting) if drawn else "", fontsize="small")
-    figure.savefig(path)
+    keep(figure, path)
 
 
 def saved(found: Sequence[Found], title: str, path: str) -> None:
@@ -74,7 +86,7 @@ def saved(found: Sequence[Found], title: str, path: str) -> None:
     axes.set_xticks(range(len(found)), names)
     axes.set_ylabel("KV blocks saved, %")
     axes.set_title(title, fontsize="small")
-    figure.savefig(path)
+    keep(figure, path)
 
 
 def shares(found: Sequence[dict[str, Any]], path: str) -> None:
@@ -95,7 +107,7 @@ def shares(found: Sequence[dict[str, Any]], path: str) -> None:
     axes.set_xticks(range(len(cases)), cases, rotation=20)
     axes.set_ylabel("share of the copy rate, %")
     axes.set_title(f"{found[0]['device']}, jax {found[0]['jax']}", fontsize="small")
-    figure.savefig(path)
+    keep(figure, path)
 
 
 def _bars(results: Results) -> list[tuple[str, Spread]]:

@@ -74,7 +74,9 @@ def chosen(flag: str, known: Sequence[str]) -> tuple[str, ...]:
     Raises:
       ValueError: one of them is not known.
     """
-    given = tuple(flags.FLAGS[flag].value or ())
+    given: tuple[str, ...] = tuple(flags.FLAGS[flag].value or ())
+    if not given:
+        raise ValueError(f"--{flag}= names nothing; try all, or some of {', '.join(known)}")
     if given == ("all",):
         return tuple(known)
     if unknown := [name for name in given if name not in known]:

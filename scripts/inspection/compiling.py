@@ -1,8 +1,8 @@
 """Compiles named cases for a TPU, on a machine that has none, and prints what came of each as a line of JSON.
 
-    python scripts/inspection/compiling.py v6e '{"case": "decode_bf16_b16"}' '{"case": "decode_int8_b32", "tiling":
-      {…}}'
+    python scripts/inspection/compiling.py v6e FOLDER '{"case": "decode_bf16_b16"}' '{"case": …, "tiling": {…}}'
 
+FOLDER is where the compiler dumps, to be removed if the parent ends before this; "" if it does not dump.
 Run by `schedules` in a process of its own, because libtpu reads its flags once. What is compiled is what
 `jpaged.paged_attention` calls, fused write and all, with the cache donated.
 """
@@ -11,7 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import shutil
+import signal
 import sys
+import threading
 import time
 from typing import Any
 
@@ -99,13 +103,25 @@ def described(case: cases.Case) -> tuple[Any, tuple[Any, ...]]:
 _SCALES = ("k_scale", "v_scale")
 
 
+def _leave_with_parent(parent: int, folder: str) -> None:
+    """Ends this process when its parent has ended, however that came about; it would compile on for nobody."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    if folder:
+        shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
+
+
 if __name__ == "__main__":
-    for order in map(json.loads, sys.argv[2:]):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent; this one follows it
+    chip, dump = sys.argv[1:3]
+    threading.Thread(target=_leave_with_parent, args=(os.getppid(), dump), daemon=True).start()
+    for order in map(json.loads, sys.argv[3:]):
         tiling = Tiling(**order["tiling"]) if "tiling" in order else None
         case = order["case"]
         case = cases.CASES[case] if isinstance(case, str) else cases.Case(**case)
         try:
-            answer = compile_case(sys.argv[1], case, tiling)
+            answer = compile_case(chip, case, tiling)
         except Exception as error:  # of whatever kind: the next is compiled all the same
             answer = {"error": f"{type(error).__name__}: {error}"[:1000]}
         print(json.dumps(answer), flush=True)

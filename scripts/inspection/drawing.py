@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks import plot
+
 CONTEXTS = [2**n for n in range(7, 18)]
 
 
@@ -28,4 +30,4 @@ def draw(found: Sequence[dict[str, Any]], path: str) -> None:
     axes.set_ylabel("µs in one layer")
     axes.set_title("Static schedules, not timings: the higher line of a pair bounds the speed")
     axes.legend(fontsize=7)
-    figure.savefig(path)
+    plot.keep(figure, path)

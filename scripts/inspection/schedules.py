@@ -123,7 +123,7 @@ def compile_cases(chip: str, orders: Sequence[dict[str, Any]]) -> Iterator[Made 
       ValueError: libtpu is not installed, or the compiler has died.
     """
     with tempfile.TemporaryDirectory(prefix="jpaged-") as folder:
-        for said in _compiled(chip, orders, {"LIBTPU_INIT_ARGS": _FLAGS.format(folder=folder)}):
+        for said in _compiled(chip, orders, folder):
             if "error" in said:
                 yield said["error"]
                 continue
@@ -140,23 +140,23 @@ def compile_plainly(chip: str, orders: Sequence[dict[str, Any]]) -> Iterator[dic
     Raises:
       ValueError: libtpu is not installed, or the compiler has died.
     """
-    return _compiled(chip, orders, {})
+    return _compiled(chip, orders, "")
 
 
-def _compiled(chip: str, orders: Sequence[dict[str, Any]], more: dict[str, str]) -> Iterator[dict[str, Any]]:
-    """What `compiling.py` says of each order."""
+def _compiled(chip: str, orders: Sequence[dict[str, Any]], folder: str) -> Iterator[dict[str, Any]]:
+    """What `compiling.py` says of each order; dumps go to the folder, if there is one."""
     told = {
         "JAX_PLATFORMS": "cpu",
         "TPU_SKIP_MDS_QUERY": "1",
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
         "PYTHONPATH": os.pathsep.join([str(_ROOT), str(compiler.folder())]),
-        **more,
+        **({"LIBTPU_INIT_ARGS": _FLAGS.format(folder=folder)} if folder else {}),
     }
     script = Path(__file__).with_name("compiling.py")
     with (
         tempfile.TemporaryFile("w+") as complaints,
         subprocess.Popen(
-            [sys.executable, str(script), chip, *map(json.dumps, orders)],
+            [sys.executable, str(script), chip, folder, *map(json.dumps, orders)],
             env={**os.environ, **told},
             stdout=subprocess.PIPE,
             stderr=complaints,

@@ -2,12 +2,16 @@
 
 import json
 import re
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
 from pallas_kernels import cases, tuning
 from pallas_kernels.cases import CASES
-from pallas_kernels.tpu.attention import MOST_QUERIES
+from pallas_kernels.tpu.attention import MOST_QUERIES, Memory
 from pallas_kernels.tpu.chips import CHIPS
 from scripts.inspection import compiler, figures, schedules
 from tests.house.tree import ROOT
@@ -118,7 +122,7 @@ def test_prefill_compiles(chip):
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 192, 256])
 @pytest.mark.parametrize("chip", CHIPS)
 def test_the_product_compiles(chip, head_dim):
-    orders, faults = list(product(head_dim)), []
+    orders, faults = [order for order in product(head_dim) if not refused(chip, order)], []
     for order, one in zip(orders, list(schedules.compile_plainly(chip, orders)), strict=True):
         case = cases.Case(**order["case"])
         if "error" in one:
@@ -126,6 +130,12 @@ def test_the_product_compiles(chip, head_dim):
         elif case.queries <= MOST_QUERIES and one["temp_bytes"] > 0.05 * one["cache_bytes"]:
             faults.append(f"{case}: {one['temp_bytes']} bytes beside {one['cache_bytes']}")
     assert not faults, "\n".join(faults)
+
+
+def refused(chip, order):
+    """Whether the kernels say that the chip's VMEM is too small for such blocks."""
+    case = cases.Case(**order["case"])
+    return bool(Memory(case.num_kv_heads, case.head_dim, case.block_size, case.dtype).too_large(CHIPS[chip]))
 
 
 def product(head_dim):
@@ -144,6 +154,9 @@ def product(head_dim):
             yield {"case": {**shared, "block_size": 32, **feature}}
         for num_heads, num_kv_heads in heads[1:]:
             yield {"case": {**shared, "block_size": 32, "num_heads": num_heads, "num_kv_heads": num_kv_heads}}
+        large = {**shared, "block_size": 256, "num_heads": 32, "num_kv_heads": 32, "rows": 2}
+        for queries in (1, 8, 64):
+            yield {"case": {**large, "queries": queries}}
 
 
 def test_an_unknown_name_lists_those_there_are():
@@ -151,6 +164,67 @@ def test_an_unknown_name_lists_those_there_are():
     assert done.status == 2 and "decode_bf16_b16" in done.err and len(done.complaints) == 1
     done = SCRIPT.run("--chip=v3")
     assert done.status == 2 and "tpu7x" in done.err
+    done = SCRIPT.run("--chip=")
+    assert done.status == 2 and "--chip= names nothing; try all" in done.err
+
+
+@pytest.mark.one_python
+def test_a_compiler_follows_its_parent():
+    """Killed outright, the script leaves neither a compiler at work nor what that has dumped."""
+    script = [sys.executable, str(ROOT / "scripts" / "inspect_kernels.py"), f"--case={','.join(DECODE)}", "--jobs=1"]
+    with subprocess.Popen(script, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        (compiling,) = wait_for(lambda: children(process.pid))
+        folder = Path(Path(f"/proc/{compiling}/cmdline").read_text().split("\0")[3])
+        assert folder.name.startswith("jpaged-")
+        wait_for(folder.exists)
+        process.kill()
+    wait_for(lambda: not Path(f"/proc/{compiling}").exists())
+    assert not folder.exists()
+
+
+def children(pid):
+    """Processes that any thread of a process has begun."""
+    return [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
+
+
+def wait_for(condition, seconds=60):
+    """What it finds, as soon as that is something."""
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    return found
+
+
+def test_findings_are_not_trusted(tmp_path, monkeypatch):
+    monkeypatch.setattr(tuning, "TUNED", tmp_path)
+    for text, reason in [("", "is no JSON"), ("[1]", "must be an object of objects"), ("null", "must be an object")]:
+        (tmp_path / "v6e.json").write_text(text)
+        with pytest.raises(ValueError, match=f"v6e.json {reason}"):
+            tuning.findings("v6e")
+    assert tuning.findings("v4") == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"buffers": 1}, "buffers=1 must be a whole number from 2"),
+        ({"buffers": 3}, "buffers=3 must be a power of two"),
+        ({"chunk": 1 << 20}, "chunk=1048576 must be"),
+        ({"items": 0}, "items=0"),
+        ({"early": 2}, "early=2"),
+        ({"staged": 1}, "staged=1"),
+        ({"vmem": -1}, "vmem=-1"),
+    ],
+)
+@pytest.mark.usefixtures("annotations_unchecked")
+def test_a_tiling_that_no_kernel_can_have(change, reason, tmp_path, monkeypatch):
+    shape = figures.shape("v6e", "decode_bf16_b16")
+    monkeypatch.setattr(tuning, "_findings", lambda chip: {shape.key: change})
+    with pytest.raises(ValueError, match=rf"v6e\.json, .*{reason}"):
+        tuning.choose(CHIPS["v6e"], shape)
 
 
 def test_findings_are_of_shapes_that_there_are():

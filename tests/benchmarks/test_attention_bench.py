@@ -64,7 +64,8 @@ def test_jaxs_own_kernels_are_handed_what_they_want(name: str, monkeypatch: pyte
 
 
 def test_who_cannot_attend_says_why():
-    assert list(attending.faults("xla", CASES["decode_int8_b32"])) == ["no scales and no trees"]
+    assert list(attending.faults("xla", CASES["decode_bf16_b16_tree"])) == ["no trees"]
+    assert not list(attending.faults("xla", CASES["decode_int8_b32"]))
     assert list(attending.faults("jax_paged", CASES["prefill_bf16_b16_d64_window"])) == [
         "one query a row",
         "heads of 128",
@@ -84,14 +85,22 @@ def test_the_least_bytes_by_hand():
 def test_the_script_prints_what_it_found(script):
     bench = script("bench_attention.py")
     done = bench.run(
-        "--rows=2", "--context=20", "--case=decode_bf16_b16_sinks,decode_int8_b32", "--repeats=1", "--json"
+        "--rows=2",
+        "--context=40",
+        "--case=decode_bf16_b16_sinks,decode_int8_b32,decode_bf16_b16_tree",
+        "--repeats=1",
+        "--json",
     )
     assert done.status == 0
-    (one,) = map(json.loads, done.out.splitlines())
-    assert (one["case"], one["backend"], one["rows"], one["context"]) == ("decode_bf16_b16_sinks", "xla", 2, 20)
-    assert 0 < one["us_least"] <= one["us"] <= one["us_most"]
-    assert one["error"] <= 5e-3 and 0 < one["share_of_copy"] < 2
-    assert "decode_int8_b32: xla is left out: no scales and no trees" in done.err
+    found = list(map(json.loads, done.out.splitlines()))
+    assert [one["case"] for one in found] == ["decode_bf16_b16_sinks", "decode_int8_b32"]
+    for one in found:
+        assert (one["backend"], one["rows"], one["context"]) == ("xla", 2, 40)
+        assert 0 < one["us_least"] <= one["us"] <= one["us_most"]
+        assert one["error"] <= 5e-3 and 0 < one["share_of_copy"] < 2
+    assert "decode_bf16_b16_tree: xla is left out: no trees" in done.err
+    done = bench.run("--case=decode_bf16_b16_tree", "--rows=2", "--context=40")
+    assert done.status == 2 and "is left out" in done.err
     for flags, reason in (
         (["--case=decode_nothing"], "decode_bf16_b16"),
         (["--case=prefill_bf16_b16", "--context=20"], "context=20 must be at least 512"),
