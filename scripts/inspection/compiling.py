@@ -1,8 +1,9 @@
 """Compiles named cases for a TPU, on a machine that has none, and prints what came of each as a line of JSON.
 
-    python scripts/inspection/compiling.py v6e FOLDER '{"case": "decode_bf16_b16"}' '{"case": …, "tiling": {…}}'
+    python scripts/inspection/compiling.py v6e FOLDER PARENT '{"case": "decode_bf16_b16"}' '{"case": …, "tiling": {…}}'
 
-FOLDER is where the compiler dumps, to be removed if the parent ends before this; "" if it does not dump.
+FOLDER is where the compiler dumps, or "" if it does not. When the process PARENT has ended, this ends and the folder
+goes.
 Run by `schedules` in a process of its own, because libtpu reads its flags once. What is compiled is what
 `jpaged.paged_attention` calls, fused write and all, with the cache donated.
 """
@@ -12,8 +13,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -107,16 +108,19 @@ def _leave_with_parent(parent: int, folder: str) -> None:
     """Ends this process when its parent has ended, however that came about; it would compile on for nobody."""
     while os.getppid() == parent:
         time.sleep(0.5)
-    if folder:
-        shutil.rmtree(folder, ignore_errors=True)
+    if folder:  # another removes it, for the compiler's own threads write to it until the end
+        subprocess.Popen([sys.executable, "-c", _REMOVE, folder], start_new_session=True)
     os._exit(1)
+
+
+_REMOVE = "import shutil, sys, time; time.sleep(1); shutil.rmtree(sys.argv[1], ignore_errors=True)"
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent; this one follows it
-    chip, dump = sys.argv[1:3]
-    threading.Thread(target=_leave_with_parent, args=(os.getppid(), dump), daemon=True).start()
-    for order in map(json.loads, sys.argv[3:]):
+    chip, dump, parent = sys.argv[1:4]
+    threading.Thread(target=_leave_with_parent, args=(int(parent), dump), daemon=True).start()
+    for order in map(json.loads, sys.argv[4:]):
         tiling = Tiling(**order["tiling"]) if "tiling" in order else None
         case = order["case"]
         case = cases.CASES[case] if isinstance(case, str) else cases.Case(**case)

@@ -156,7 +156,7 @@ def _compiled(chip: str, orders: Sequence[dict[str, Any]], folder: str) -> Itera
     with (
         tempfile.TemporaryFile("w+") as complaints,
         subprocess.Popen(
-            [sys.executable, str(script), chip, folder, *map(json.dumps, orders)],
+            [sys.executable, str(script), chip, folder, str(os.getpid()), *map(json.dumps, orders)],
             env={**os.environ, **told},
             stdout=subprocess.PIPE,
             stderr=complaints,

@@ -179,7 +179,7 @@ def test_a_compiler_follows_its_parent():
         wait_for(folder.exists)
         process.kill()
     wait_for(lambda: not Path(f"/proc/{compiling}").exists())
-    assert not folder.exists()
+    wait_for(lambda: not folder.exists())
 
 
 def children(pid):
