@@ -100,7 +100,7 @@ def of_cache(backend: str, layout: kv.KVLayout) -> list[str]:
         faults.append(f"{layout.order=} must be {ORDERS[backend]!r} for {backend=}; try order={ORDERS[backend]!r}")
     elif layout.order == WORDS:
         faults += tpu_attention.faults(layout)
-    if backend != "xla" and jax.config.jax_enable_x64:
+    if backend != "xla" and jax.config.read("jax_enable_x64"):
         faults.append(f"{backend=} needs jax_enable_x64 off, for kernels have no 64 bits; try backend='xla'")
     return faults
 
