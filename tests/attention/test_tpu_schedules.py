@@ -154,7 +154,7 @@ def product(head_dim):
             yield {"case": {**shared, "block_size": 32, **feature}}
         for num_heads, num_kv_heads in heads[1:]:
             yield {"case": {**shared, "block_size": 32, "num_heads": num_heads, "num_kv_heads": num_kv_heads}}
-        large = {**shared, "block_size": 256, "num_heads": 32, "num_kv_heads": 32, "rows": 2}
+        large = {**shared, "block_size": 256, "num_heads": 32, "num_kv_heads": 32, "rows": 2, "context": 4096}
         for queries in (1, 8, 64):
             yield {"case": {**large, "queries": queries}}
 
