@@ -93,8 +93,7 @@ def attend(
         tree_RQ=None if tree_mask_TQ is None else _bits(tree_mask_TQ, batch, how.few),
     )
     out_THD, data = kernels.attend(how, work, q_THD, kv_TF, cache.data, jnp.asarray(layer, jnp.int32), options)
-    owned_T = jnp.arange(q_THD.shape[0], dtype=jnp.int32) < batch.cu_q_lens_R1[-1]
-    out_THD = jnp.where(owned_T[:, None, None], out_THD, jnp.zeros_like(out_THD))
+    out_THD = jnp.where(work.served_T[:, None, None], out_THD, jnp.zeros_like(out_THD))
     return out_THD.astype(q_THD.dtype), cache.replace(data=data)
 
 

@@ -86,12 +86,14 @@ class Work:
     Attributes:
       purpose: See `purpose`; static.
       tables: Block tables, flat.
+      served_T: Which tokens are of a row that takes part.
       decode: Rows with few queries; their queries are the batch's own, or, of a mixed batch, those of `Mixed.token_R`.
       mixed: None for a batch that has none but few queries a row.
     """
 
     purpose: Purpose = dataclasses.field(metadata={"static": True})
     tables: Int32[Array, " RM"]
+    served_T: Bool[Array, " T"]
     decode: Rows
     mixed: Mixed | None
 
@@ -258,22 +260,28 @@ def prepare(
     tables = jnp.pad(tables, (0, table_size(block_tables_RM.shape[0], how.columns) - tables.shape[0]))
     meant = purpose(how, *block_tables_RM.shape, num_tokens=num_tokens)
     small_R, cores = (q_lens_R > 0) & (q_lens_R <= how.few), how.chip.cores
+    large_R = (q_lens_R > how.few) & (q_lens_R <= max_q_len)
+    served_T = _tokens(small_R | large_R, cu_q_lens_R1, num_tokens)
     if max_q_len <= how.few:
-        return Work(meant, tables, rows.choose(small_R, kv_lens_R, cu_q_lens_R1, cores=cores), None)
+        return Work(meant, tables, served_T, rows.choose(small_R, kv_lens_R, cu_q_lens_R1, cores=cores), None)
     one_each_R1 = jnp.arange(cu_q_lens_R1.shape[0], dtype=jnp.int32)
-    large_R = q_lens_R > how.few
-    marks_T1 = jnp.zeros(num_tokens + 1, jnp.int32)
-    marks_T1 = marks_T1.at[cu_q_lens_R1[:-1]].add(large_R.astype(jnp.int32), mode="drop")
-    marks_T1 = marks_T1.at[cu_q_lens_R1[1:]].add(-large_R.astype(jnp.int32), mode="drop")
     mixed = Mixed(
         rows.tiles(large_R, kv_lens_R, cu_q_lens_R1, height=how.height, num_tokens=num_tokens, cores=cores),
         write.units(
             large_R, block_tables_RM, kv_lens_R, cu_q_lens_R1, block_size=how.memory.block_size, num_tokens=num_tokens
         ),
-        jnp.cumsum(marks_T1[:-1]) > 0,
+        _tokens(large_R, cu_q_lens_R1, num_tokens),
         jnp.where(small_R, cu_q_lens_R1[:-1], num_tokens),
     )
-    return Work(meant, tables, rows.choose(small_R, kv_lens_R, one_each_R1, cores=cores), mixed)
+    return Work(meant, tables, served_T, rows.choose(small_R, kv_lens_R, one_each_R1, cores=cores), mixed)
+
+
+def _tokens(wanted_R: Bool[Array, " R"], cu_q_lens_R1: Int32[Array, " R1"], num_tokens: int) -> Bool[Array, " T"]:
+    """Which tokens are of wanted rows."""
+    marks_T1 = jnp.zeros(num_tokens + 1, jnp.int32)
+    marks_T1 = marks_T1.at[cu_q_lens_R1[:-1]].add(wanted_R.astype(jnp.int32), mode="drop")
+    marks_T1 = marks_T1.at[cu_q_lens_R1[1:]].add(-wanted_R.astype(jnp.int32), mode="drop")
+    return jnp.cumsum(marks_T1[:-1]) > 0
 
 
 def attend(

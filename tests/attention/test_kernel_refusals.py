@@ -86,3 +86,19 @@ def test_what_cannot_be_prepared(args):
     rows = jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32), jnp.zeros(2, jnp.int32)
     with pytest.raises(ValueError, match=r"prepare: .*; try"):
         prepare(layout, *rows, **{"num_heads": 4, "num_tokens": 1, "backend": "tpu_interpret", **args})
+
+
+@pytest.mark.parametrize("most", [2, 20])
+def test_rows_that_contradict_themselves_give_zeros(most):
+    """More queries than promised, than tokens, or more tokens than the table holds: no copy knows such bounds."""
+    found, _, cache, tables, kv_lens, cu = make([1, 2, 5, 1], [20, 9, 5, 40])
+    kv_lens[1], kv_lens[3] = 1, 16 * tables.shape[1] + 1
+    out, after = paged_attention(
+        jnp.asarray(found), jnp.ones((9, 2, 128)), jnp.ones((9, 2, 128)), cache, 1, jnp.asarray(tables),
+        jnp.asarray(kv_lens), jnp.asarray(cu), backend="tpu_interpret", max_q_len=most,
+    )  # fmt: skip
+    there = np.asarray(out).any(axis=(1, 2))
+    assert there.tolist() == [True, False, False, *[most == 20] * 5, False] and np.isfinite(np.asarray(out)).all()
+    before, now = (np.asarray(kv.unpack(cache.layout, x.data)) for x in (cache, after))
+    for row in (1, 3):
+        np.testing.assert_array_equal(now[:, tables[row, 0]], before[:, tables[row, 0]])
