@@ -127,8 +127,11 @@ def test_the_product_compiles(chip, head_dim):
         case = cases.Case(**order["case"])
         if "error" in one:
             faults.append(f"{case}: {one['error']}")
-        elif case.queries <= MOST_QUERIES and one["temp_bytes"] > 0.05 * one["cache_bytes"]:
-            faults.append(f"{case}: {one['temp_bytes']} bytes beside {one['cache_bytes']}")
+        elif case.queries <= MOST_QUERIES:
+            # No copy of a cache, which is 2 MiB or more; of caches so small the batch itself is more than 5 %.
+            batch = 8 * case.rows * case.queries * case.head_dim * (case.num_heads + 2 * case.num_kv_heads)
+            if one["temp_bytes"] > 0.05 * one["cache_bytes"] + batch + 2**18:
+                faults.append(f"{case}: {one['temp_bytes']} bytes beside {one['cache_bytes']}")
     assert not faults, "\n".join(faults)
 
 
