@@ -107,7 +107,8 @@ def paged_attention(
     k, v, sinks, tree_mask = (None if x is None else jnp.asarray(x) for x in (k, v, sinks, tree_mask))
     faults = misfits.of_arrays(q, k, v, cache, layer, block_tables, kv_lens, cu_q_lens, sinks, max_q_len)
     faults += misfits.of_numbers(sm_scale, sliding_window, soft_cap, k_scale, v_scale)
-    faults += misfits.of_backend(backend, cache, q.shape[0], k_scale, v_scale, tree_mask, max_q_len)
+    num_tokens = q.shape[0] if q.ndim else 0
+    faults += misfits.of_backend(backend, cache, num_tokens, k_scale, v_scale, tree_mask, max_q_len)
     if faults:
         raise ValueError(f"paged_attention: {'; '.join(faults)}")
     if 0 in (q.shape[0], *block_tables.shape):

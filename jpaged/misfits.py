@@ -20,6 +20,7 @@ FLOATS = ("float32", "bfloat16", "float16")  # of queries, and of new keys and v
 
 
 def of_arrays(q, k, v, cache: KVCache, layer, block_tables, kv_lens, cu_q_lens, sinks, max_q_len) -> list[str]:
+    """Of shapes and types, of the cache and of the layer; arguments as of `attention.paged_attention`, all arrays."""
     layout, faults = cache.layout, []
     if isinstance(layer, int | np.integer) and not 0 <= layer < layout.num_layers:
         last = layout.num_layers - 1
@@ -41,7 +42,7 @@ def of_arrays(q, k, v, cache: KVCache, layer, block_tables, kv_lens, cu_q_lens, 
         )
     else:
         faults += of_ranks(q.shape[1], layout)
-    wanted = (q.shape[0], layout.num_kv_heads, layout.head_dim)
+    wanted = (*q.shape[:1], layout.num_kv_heads, layout.head_dim)
     way_out = "one key and value for each query token, as many heads as the cache's KVLayout has"
     for name, x in (("k", k), ("v", v)):
         if x is not None and x.shape != wanted:
@@ -53,6 +54,7 @@ def of_arrays(q, k, v, cache: KVCache, layer, block_tables, kv_lens, cu_q_lens, 
 
 
 def of_batch(block_tables, kv_lens, cu_q_lens, max_q_len) -> list[str]:
+    """Of what says which rows there are."""
     faults = []
     for name, x in (("block_tables", block_tables), ("kv_lens", kv_lens), ("cu_q_lens", cu_q_lens)):
         if not jnp.issubdtype(x.dtype, jnp.integer):
@@ -67,6 +69,7 @@ def of_batch(block_tables, kv_lens, cu_q_lens, max_q_len) -> list[str]:
 
 
 def of_ranks(num_heads: int, layout: kv.KVLayout) -> list[str]:
+    """Why query heads cannot be split as the cache is."""
     if num_heads % layout.num_ranks == 0:
         return []
     return [
@@ -106,6 +109,7 @@ def of_cache(backend: str, layout: kv.KVLayout) -> list[str]:
 
 
 def of_backend(backend: str, cache: KVCache, num_tokens: int, k_scale, v_scale, tree_mask, max_q_len) -> list[str]:
+    """Why a backend cannot serve such a call; ``num_tokens`` are the queries."""
     layout = cache.layout
     faults = of_cache(backend, layout)
     if backend == "xla" and tree_mask is not None:

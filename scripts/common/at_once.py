@@ -11,7 +11,8 @@ from typing import Any
 def merged(parts: Sequence[Callable[[], Iterable[Any]]], jobs: int) -> Iterator[Any]:
     """What the parts give out, in whatever order it comes; ``jobs`` of them run at once.
 
-    The threads are daemons: whoever is interrupted while waiting leaves without them. What a part raises, this raises.
+    The threads are daemons: whoever is interrupted while waiting leaves without them. What a part raises, this raises,
+    and the other parts go on unheard until the process ends.
     """
     waiting: queue.SimpleQueue[Callable[[], Iterable[Any]]] = queue.SimpleQueue()
     found: queue.SimpleQueue[tuple[Any, BaseException | None, bool]] = queue.SimpleQueue()

@@ -37,7 +37,7 @@ flags.DEFINE_enum(
     _DEFAULTS["backend"],
     get_args(config.Backend),
     "Attention backend; without this flag, the best for the machine. A backend that is named never falls back. "
-    "tpu_interpret, for tests, runs the TPU's kernels on any machine, a thousand times slower: try it with "
+    "tpu_interpret, for tests, runs the TPU's kernels on any machine, and is slow: try it with "
     "--max_num_seqs=1 --max_model_len=32 --max_num_batched_tokens=8 --decode_steps=1.",
 )
 _define_integer("block_size", "Tokens in a KV block.")

@@ -38,6 +38,6 @@ def write(path: Path, data: bytes) -> None:
         os.umask(mask)
         os.chmod(name, 0o666 & ~mask)  # mkstemp's are for their owner alone
         os.replace(name, path)
-    except BaseException:
+    except BaseException:  # Ctrl-C, too: it is raised again, and nothing is left behind
         os.unlink(name)
         raise

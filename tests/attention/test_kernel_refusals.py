@@ -53,6 +53,16 @@ def test_no_gradient_and_no_vmap():
     q = jnp.asarray(make([1, 3], [20, 9])[0])
     with pytest.raises(NotImplementedError, match=r"no gradient; try backend='xla'"):
         jax.grad(lambda q: served(q=q).sum())(q)
+    found, _, cache, tables, kv_lens, cu = make([1, 3], [20, 9])
+    arrays = jnp.asarray(tables), jnp.asarray(kv_lens), jnp.asarray(cu)
+    new = jnp.ones((4, 2, 128))
+    for which in (1, 2):  # keys, values
+
+        def total(q, k, v):
+            return paged_attention(q, k, v, cache, 1, *arrays, backend="tpu_interpret")[0].sum()
+
+        with pytest.raises(NotImplementedError, match=r"no gradient; try backend='xla'"):
+            jax.grad(total, which)(jnp.asarray(found), new, new)
     with pytest.raises(NotImplementedError, match=r"take no jax\.vmap; try more rows"):
         jax.vmap(lambda q: served(q=q))(q[None])
 
@@ -81,7 +91,8 @@ def test_a_query_of_a_tree_sees_itself():
 @pytest.mark.usefixtures("annotations_unchecked")
 def test_what_cannot_be_prepared(args):
     sizes = {"order": WORDS, "block_size": 16}
-    sizes |= {name: args.pop(name) for name in list(args) if name in sizes}
+    sizes |= {name: args[name] for name in args if name in sizes}
+    args = {name: value for name, value in args.items() if name not in sizes}
     layout = kv.KVLayout(num_layers=1, num_blocks=2, num_kv_heads=2, head_dim=64, **sizes)
     rows = jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32), jnp.zeros(2, jnp.int32)
     with pytest.raises(ValueError, match=r"prepare: .*; try"):

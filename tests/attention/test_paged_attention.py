@@ -286,6 +286,7 @@ WRONG = [
     ({"sm_scale": np.ones(2)}, r"sm_scale.shape=\(2,\) must be \(\)"),
     ({"max_q_len": 2.0}, r"max_q_len=2.0 must be a whole number"),
     ({"q": np.ones((1, 6, 8), np.int32)}, r"q.dtype=int32 must be one of float32"),
+    ({"q": np.float32(1)}, r"q.shape=\(\) must be \[T, H, 8\]"),
     ({"q": np.ones((1, 0, 8), np.float32)}, r"q.shape=\(1, 0, 8\) must be"),
     ({"order": "LNBCKD"}, r"cache.data is float32\[.*and its layout's float32\["),
     ({"sinks": [0.0] * 5}, r"sinks.shape=\(5,\) must be \[H\]"),
@@ -298,6 +299,7 @@ WRONG = [
 )
 def test_what_cannot_be_meant(change, reason):
     q, _, cache, tables, kv_lens, cu = make_case(7, [1], [3])
+    change = dict(change)
     q = change.pop("q", q)
     if order := change.pop("order", None):
         cache = kv.KVCache(kv.create(dataclasses.replace(cache.layout, order=order)).data, cache.layout)

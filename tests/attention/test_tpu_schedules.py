@@ -127,11 +127,8 @@ def test_the_product_compiles(chip, head_dim):
         case = cases.Case(**order["case"])
         if "error" in one:
             faults.append(f"{case}: {one['error']}")
-        elif case.queries <= MOST_QUERIES:
-            # No copy of a cache, which is 2 MiB or more; of caches so small the batch itself is more than 5 %.
-            batch = 8 * case.rows * case.queries * case.head_dim * (case.num_heads + 2 * case.num_kv_heads)
-            if one["temp_bytes"] > 0.05 * one["cache_bytes"] + batch + 2**18:
-                faults.append(f"{case}: {one['temp_bytes']} bytes beside {one['cache_bytes']}")
+        elif case.queries <= MOST_QUERIES and one["temp_bytes"] > 0.05 * one["cache_bytes"]:
+            faults.append(f"{case}: {one['temp_bytes']} bytes beside {one['cache_bytes']}")
     assert not faults, "\n".join(faults)
 
 
@@ -149,7 +146,7 @@ def product(head_dim):
     heads = ((32, 8), (8, 8), (8, 1), (28, 4), (24, 3))
     for dtype in dtypes:
         eight = dtype not in ("bfloat16", "float32")
-        shared = {"dtype": dtype, "head_dim": head_dim, "scales": eight, "context": 1024, "rows": 8, "queries": 1}
+        shared = {"dtype": dtype, "head_dim": head_dim, "scales": eight, "context": 4096, "rows": 8, "queries": 1}
         blocks = [block for block in (8, 16, 32, 64, 128, 256) if block >= (16 if eight else 8)]
         for block in blocks:
             yield {"case": {**shared, "block_size": block}}
@@ -157,7 +154,7 @@ def product(head_dim):
             yield {"case": {**shared, "block_size": 32, **feature}}
         for num_heads, num_kv_heads in heads[1:]:
             yield {"case": {**shared, "block_size": 32, "num_heads": num_heads, "num_kv_heads": num_kv_heads}}
-        large = {**shared, "block_size": 256, "num_heads": 32, "num_kv_heads": 32, "rows": 2, "context": 4096}
+        large = {**shared, "block_size": 256, "num_heads": 32, "num_kv_heads": 32, "rows": 2}
         for queries in (1, 8, 64):
             yield {"case": {**large, "queries": queries}}
 
