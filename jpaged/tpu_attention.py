@@ -7,15 +7,15 @@ JAX's TPU interpreter, on any machine, for tests.
 from __future__ import annotations
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int32, Shaped
+from jaxtyping import Array, Bool, Float, Shaped
 
+from jpaged import trees
 from jpaged.cache import KVCache, KVLayout, Scalar
 from jpaged.quantisation import Quantisation, stored
 from jpaged.xla_attention import Batch, Masking
+from pallas_kernels.options import Options, Purpose
 from pallas_kernels.tpu import attention as kernels
 from pallas_kernels.tpu import chips
-
-MOST_QUERIES = kernels.MOST_QUERIES  # of a row, for a tree mask
 
 
 def serves_here() -> bool:
@@ -32,27 +32,24 @@ def faults(layout: KVLayout) -> list[str]:
     return memory(layout).faults()
 
 
+def faults_here(layout: KVLayout) -> list[str]:
+    """And why the chip that is compiled for cannot."""
+    return memory(layout).faults() or memory(layout).too_large(chips.current())
+
+
 def memory(layout: KVLayout) -> kernels.Memory:
     """What a block of the cache holds."""
     return kernels.Memory(layout.num_kv_heads, layout.head_dim, layout.block_size, layout.dtype)
 
 
-def plan(layout: KVLayout, *, num_heads: int, columns: int, max_q_len: int, interpret: bool) -> kernels.Plan:
+def plan(layout: KVLayout, purpose: Purpose, *, interpret: bool) -> kernels.Plan:
     """How batches of such shapes are done."""
-    return kernels.plan(
-        memory(layout),
-        num_heads=num_heads,
-        columns=columns,
-        max_q_len=max_q_len,
-        interpret=chips.interpreter() if interpret else False,
-    )
+    return kernels.plan(memory(layout), purpose, interpret=chips.interpreter() if interpret else False)
 
 
-def prepare(how: kernels.Plan, batch: Batch, *, num_tokens: int, max_q_len: int) -> kernels.Work:
+def prepare(how: kernels.Plan, batch: Batch) -> kernels.Work:
     """What is the same in all layers of a step."""
-    return kernels.prepare(
-        how, batch.block_tables_RM, batch.kv_lens_R, batch.cu_q_lens_R1, num_tokens=num_tokens, max_q_len=max_q_len
-    )
+    return kernels.prepare(how, batch.block_tables_RM, batch.kv_lens_R, batch.cu_q_lens_R1)
 
 
 def attend(
@@ -68,29 +65,19 @@ def attend(
     quantisation: Quantisation | None,
     tree_mask_TQ: Bool[Array, "T Q"] | None,
 ) -> tuple[Float[Array, "T H D"], KVCache]:
-    """Writes the batch's KV and attends; padding queries give zeros.
-
-    Raises:
-      ValueError: ``work`` is another batch's.
-    """
-    wanted = kernels.purpose(how, *batch.block_tables_RM.shape, num_tokens=q_THD.shape[0])
-    if not isinstance(work, kernels.Work) or work.purpose != wanted:
-        raise ValueError(
-            "work was prepared for another number of rows, columns, tokens or query heads, or another max_q_len; "
-            "try prepare() with this batch"
-        )
+    """Writes the batch's KV and attends; padding queries give zeros."""
     kv_TF = None
     if k_TKD is not None and v_TKD is not None:
         kv_TF = _flat(*stored(k_TKD, v_TKD, cache.layout.dtype, quantisation), cache.layout)
     scales = (None, None) if quantisation is None else quantisation.each(cache.layout.num_kv_heads)
-    options = kernels.Options(
+    options = Options(
         sm_scale=masking.sm_scale,
         sliding_window=None if masking.sliding_window is None else jnp.asarray(masking.sliding_window, jnp.int32),
         soft_cap=masking.soft_cap,
         sinks_H=masking.sinks_H,
         k_scale=scales[0],
         v_scale=scales[1],
-        tree_RQ=None if tree_mask_TQ is None else _bits(tree_mask_TQ, batch, how.few),
+        tree_RQ=None if tree_mask_TQ is None else trees.bits(tree_mask_TQ, batch.cu_q_lens_R1, how.few),
     )
     out_THD, data = kernels.attend(how, work, q_THD, kv_TF, cache.data, jnp.asarray(layer, jnp.int32), options)
     out_THD = jnp.where(work.served_T[:, None, None], out_THD, jnp.zeros_like(out_THD))
@@ -102,12 +89,3 @@ def _flat(k_TKD: Array, v_TKD: Array, layout: KVLayout) -> Shaped[Array, "T F"]:
     kv = jnp.concatenate([k_TKD.reshape(k_TKD.shape[0], -1), v_TKD.reshape(v_TKD.shape[0], -1)], axis=1)
     padding = kernels.words.width(layout.num_kv_heads, layout.head_dim) - kv.shape[1]
     return jnp.pad(kv, ((0, 0), (0, padding)))
-
-
-def _bits(tree_mask_TQ: Array, batch: Batch, few: int) -> Int32[Array, " RQ"]:
-    """The mask of each row's queries as bits, rows of ``few`` queries one after another; each query sees itself."""
-    shift_Q = jnp.arange(tree_mask_TQ.shape[1], dtype=jnp.int32)
-    bits_T = jnp.sum(tree_mask_TQ.astype(jnp.int32) << shift_Q[None, :], axis=1, dtype=jnp.int32)
-    token_RQ = batch.cu_q_lens_R1[:-1, None] + jnp.arange(few, dtype=jnp.int32)[None, :]
-    own_1Q = 1 << jnp.arange(few, dtype=jnp.int32)[None, :]
-    return (bits_T.at[token_RQ].get(mode="fill", fill_value=0) | own_1Q).reshape(-1)

@@ -34,9 +34,20 @@ class Case:
     @property
     def token_bytes(self) -> int:
         """Bytes of a token's keys and values in one layer, without padding."""
-        size = {"float32": 4, "bfloat16": 2}.get(self.dtype, 1)
-        return 2 * self.num_kv_heads * self.head_dim * size
+        return 2 * self.num_kv_heads * self.head_dim * _SIZES.get(self.dtype, 1)
 
+    @property
+    def least_bytes(self) -> int:
+        """What must move at the least: the KV that queries see, the new KV, the queries and the results."""
+        seen = self.context
+        if self.sliding_window is not None:
+            seen = min(seen, self.sliding_window + self.queries - 1)
+        tokens = self.rows * self.queries
+        query = self.num_heads * self.head_dim * (4 if self.dtype == "float32" else 2)
+        return self.rows * seen * self.token_bytes + tokens * self.token_bytes + 2 * tokens * query
+
+
+_SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number; of others 1
 
 CASES = {
     "decode_bf16_b16": Case(),
@@ -56,6 +67,9 @@ CASES = {
     "decode_bf16_b256": Case(block_size=256),
     "decode_bf16_b16_mha": Case(num_heads=8),
     "decode_f32_b16": Case(dtype="float32"),
+    "decode_f16_b16": Case(dtype="float16"),
+    "decode_bf16_b16_rows1_ctx32k": Case(rows=1, context=32768),
+    "decode_bf16_b16_rows8": Case(rows=8),
     "decode_e4m3_b64": Case(dtype="float8_e4m3fn", block_size=64, scales=True),
     "decode_e5m2_b32": Case(dtype="float8_e5m2", block_size=32, scales=True),
     "decode_int8_b32": Case(dtype="int8", block_size=32, scales=True),

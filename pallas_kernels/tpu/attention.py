@@ -9,17 +9,16 @@ KV's words.
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32, Shaped
 
-from pallas_kernels import tuning
-from pallas_kernels.tpu import rows, words, write
+from pallas_kernels.options import LOG2E, MOST_QUERIES, Options, Purpose
+from pallas_kernels.tpu import rows, rule, words, write
 from pallas_kernels.tpu.chips import INTERPRETED, Chip, current
-from pallas_kernels.tpu.decode import MOST_QUERIES, Decode
+from pallas_kernels.tpu.decode import Decode
 from pallas_kernels.tpu.heads import HeadGroups
 from pallas_kernels.tpu.prefill import Prefill
 from pallas_kernels.tpu.rows import Rows
@@ -28,7 +27,6 @@ from pallas_kernels.tpu.tiling import Tiling
 from pallas_kernels.tpu.words import LANES
 
 DTYPES = ("bfloat16", "float32", "float8_e4m3fn", "float8_e5m2", "int8")  # of KV
-LOG2E = math.log2(math.e)
 TILE_ROWS = 512  # of queries, one for each query head of a group: a prefill's tile
 
 
@@ -56,26 +54,15 @@ class Memory:
 
     def too_large(self, chip: Chip) -> list[str]:
         """Why a chip's VMEM does not hold what the kernels want of it: two blocks, and as much for all the rest."""
+        parts = 4 if chip.converts or words.per_word(self.dtype) < 4 else 6  # unpacking bytes by shifts spills much
         size = self.block_size * self.width * 4 // words.per_word(self.dtype)
-        if size * 4 < chip.vmem:
+        if size * parts < chip.vmem:
             return []
-        fits = 1 << ((chip.vmem - 1) * self.block_size // (4 * size)).bit_length() - 1
+        fits = 1 << ((chip.vmem - 1) * self.block_size // (parts * size)).bit_length() - 1
         return [
-            f"block_size={self.block_size} makes blocks of {size / 2**20:g} MiB, which must be less than a quarter of "
+            f"block_size={self.block_size} makes blocks of {size / 2**20:g} MiB, and {parts} of them must be less than "
             f"the {chip.vmem >> 20} MiB of VMEM of a {chip.name}; try block_size={fits}"
         ]
-
-
-class Options(NamedTuple):
-    """What shapes the scores; see `jpaged.attention.paged_attention`."""
-
-    sm_scale: float | Float[Array, ""]
-    sliding_window: int | Int32[Array, ""] | None = None
-    soft_cap: float | Float[Array, ""] | None = None
-    sinks_H: Float[Array, " H"] | None = None
-    k_scale: Float[Array, " K"] | None = None
-    v_scale: Float[Array, " K"] | None = None
-    tree_RQ: Int32[Array, " RQ"] | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -84,7 +71,7 @@ class Work:
     """A step's work, the same in all layers.
 
     Attributes:
-      purpose: See `purpose`; static.
+      purpose: Which batches it is for; static.
       tables: Block tables, flat.
       served_T: Which tokens are of a row that takes part.
       decode: Rows with few queries; their queries are the batch's own, or, of a mixed batch, those of `Mixed.token_R`.
@@ -96,16 +83,6 @@ class Work:
     served_T: Bool[Array, " T"]
     decode: Rows
     mixed: Mixed | None
-
-
-class Purpose(NamedTuple):
-    """What a batch must have for a `Work` to be its own: rows, columns, tokens, queries to a KV head, most to a row."""
-
-    rows: int
-    columns: int
-    tokens: int
-    group: int
-    most: int
 
 
 class Mixed(NamedTuple):
@@ -129,7 +106,8 @@ class Plan(NamedTuple):
 
     Attributes:
       memory: What the cache holds.
-      most, few: The most queries of a row, and of a row that decode does.
+      purpose: Of batches.
+      few: The most queries of a row that decode does.
       decode_heads, decode_tiling, prefill_heads, prefill_tiling: Of each kernel.
       height: Query tokens of a prefill's tile.
       columns: Of a table, padded to whole chunks.
@@ -138,7 +116,7 @@ class Plan(NamedTuple):
     """
 
     memory: Memory
-    most: int
+    purpose: Purpose
     few: int
     decode_heads: HeadGroups
     decode_tiling: Tiling
@@ -150,22 +128,12 @@ class Plan(NamedTuple):
     interpret: Any
 
 
-def plan(
-    memory: Memory,
-    *,
-    num_heads: int,
-    columns: int,
-    max_q_len: int,
-    interpret: Any = False,
-    chip: Chip | None = None,
-) -> Plan:
+def plan(memory: Memory, purpose: Purpose, *, interpret: Any = False, chip: Chip | None = None) -> Plan:
     """Chooses kernels and their tilings.
 
     Args:
       memory: Of the KV.
-      num_heads: Query heads: H.
-      columns: Of a block table.
-      max_q_len: The most queries of a row.
+      purpose: Of batches.
       interpret: `pltpu.InterpretParams` for a machine that is no TPU.
       chip: None asks JAX.
 
@@ -175,18 +143,19 @@ def plan(
     chip = chip or (INTERPRETED if interpret else current())
     if faults := memory.too_large(chip):
         raise ValueError("; ".join(faults))
+    num_heads, columns, most = purpose.heads, purpose.columns, purpose.most
     group = num_heads // memory.num_kv_heads
-    few = max_q_len if max_q_len <= MOST_QUERIES else 1
+    few = most if most <= MOST_QUERIES else 1
     decode_heads = HeadGroups(memory.num_kv_heads, group, memory.head_dim, chip.depth)
     prefill_heads = HeadGroups(memory.num_kv_heads, group, memory.head_dim, full=False)
-    decode_tiling = tuning.choose(chip, shape(memory, chip, num_heads, columns, few))
-    prefill_tiling = tuning.choose(chip, shape(memory, chip, num_heads, columns, MOST_QUERIES + 1))
-    longest = max(decode_tiling.chunk, prefill_tiling.chunk if max_q_len > few else 0) // memory.block_size
+    decode_tiling = rule.choose(chip, shape(memory, chip, num_heads, columns, few))
+    prefill_tiling = rule.choose(chip, shape(memory, chip, num_heads, columns, MOST_QUERIES + 1))
+    longest = max(decode_tiling.chunk, prefill_tiling.chunk if most > few else 0) // memory.block_size
     padded = -(-columns // longest) * longest
     height = _tile_height(chip, prefill_heads, prefill_tiling, memory)
     return Plan(
         memory,
-        max_q_len,
+        purpose,
         few,
         decode_heads,
         decode_tiling,
@@ -207,19 +176,22 @@ def _tile_height(chip: Chip, heads: HeadGroups, tiling: Tiling, memory: Memory) 
     row += (2 * LANES + heads.out_lanes) * 4  # running maximum, sum, and weighted sum
     row += 3 * LANES * 4  # a sink and two scales, if there are any
     scores = 4 * tiling.rows * tiling.chunk * 4  # of two groups, and their weights
-    room = (tiling.vmem or chip.vmem) - kv_bytes - scores
+    besides = 1 << 20  # masks, and what is spilled
+    if words.per_word(memory.dtype) == 4:
+        besides += kv_bytes  # unpacked
+    room = (tiling.vmem or chip.vmem) - kv_bytes - scores - besides
     height = 1 << max((TILE_ROWS // heads.rows).bit_length() - 1, 3)
     while height > 8 and height * heads.count * heads.rows * row > room:
         height //= 2
     return height
 
 
-def shape(memory: Memory, chip: Chip, num_heads: int, columns: int, queries: int) -> tuning.Shape:
+def shape(memory: Memory, chip: Chip, num_heads: int, columns: int, queries: int) -> rule.Shape:
     """What the tiling of a kernel depends on that does rows of ``queries`` queries."""
     group = num_heads // memory.num_kv_heads
     queries = queries if queries <= MOST_QUERIES else 0
     heads = HeadGroups(memory.num_kv_heads, group, memory.head_dim, chip.depth)
-    return tuning.Shape(
+    return rule.Shape(
         num_kv_heads=memory.num_kv_heads,
         group=group,
         head_dim=memory.head_dim,
@@ -232,11 +204,6 @@ def shape(memory: Memory, chip: Chip, num_heads: int, columns: int, queries: int
     )
 
 
-def purpose(how: Plan, rows: int, columns: int, *, num_tokens: int) -> Purpose:
-    """Of batches with tables of that many rows and columns."""
-    return Purpose(rows, columns, num_tokens, how.decode_heads.queries_per_head, how.most)
-
-
 def table_size(rows: int, columns: int) -> int:
     """Entries of a flat table: whole tiles of what is copied at once."""
     return -(-rows * columns // LANES) * LANES
@@ -247,23 +214,20 @@ def prepare(
     block_tables_RM: Int32[Array, "R M"],
     kv_lens_R: Int32[Array, " R"],
     cu_q_lens_R1: Int32[Array, " R1"],
-    *,
-    num_tokens: int,
-    max_q_len: int,
 ) -> Work:
     """What the kernels are told of a batch; the same in all layers."""
+    num_tokens, most = how.purpose.tokens, how.purpose.most
     q_lens_R = cu_q_lens_R1[1:] - cu_q_lens_R1[:-1]
     # Rows that contradict themselves or their table take no part: a kernel's copies know no bounds.
     sound_R = (kv_lens_R >= q_lens_R) & (kv_lens_R <= block_tables_RM.shape[1] * how.memory.block_size)
     q_lens_R = jnp.where(sound_R, q_lens_R, 0)
     tables = jnp.pad(block_tables_RM, ((0, 0), (0, how.columns - block_tables_RM.shape[1]))).reshape(-1)
     tables = jnp.pad(tables, (0, table_size(block_tables_RM.shape[0], how.columns) - tables.shape[0]))
-    meant = purpose(how, *block_tables_RM.shape, num_tokens=num_tokens)
     small_R, cores = (q_lens_R > 0) & (q_lens_R <= how.few), how.chip.cores
-    large_R = (q_lens_R > how.few) & (q_lens_R <= max_q_len)
+    large_R = (q_lens_R > how.few) & (q_lens_R <= most)
     served_T = _tokens(small_R | large_R, cu_q_lens_R1, num_tokens)
-    if max_q_len <= how.few:
-        return Work(meant, tables, served_T, rows.choose(small_R, kv_lens_R, cu_q_lens_R1, cores=cores), None)
+    if most <= how.few:
+        return Work(how.purpose, tables, served_T, rows.choose(small_R, kv_lens_R, cu_q_lens_R1, cores=cores), None)
     one_each_R1 = jnp.arange(cu_q_lens_R1.shape[0], dtype=jnp.int32)
     mixed = Mixed(
         rows.tiles(large_R, kv_lens_R, cu_q_lens_R1, height=how.height, num_tokens=num_tokens, cores=cores),
@@ -273,7 +237,7 @@ def prepare(
         _tokens(large_R, cu_q_lens_R1, num_tokens),
         jnp.where(small_R, cu_q_lens_R1[:-1], num_tokens),
     )
-    return Work(meant, tables, served_T, rows.choose(small_R, kv_lens_R, one_each_R1, cores=cores), mixed)
+    return Work(how.purpose, tables, served_T, rows.choose(small_R, kv_lens_R, one_each_R1, cores=cores), mixed)
 
 
 def _tokens(wanted_R: Bool[Array, " R"], cu_q_lens_R1: Int32[Array, " R1"], num_tokens: int) -> Bool[Array, " T"]:

@@ -23,8 +23,6 @@ from pallas_kernels.tpu.trips import MASKED, Settings, Trips
 from pallas_kernels.tpu.walk import Count, Item
 from pallas_kernels.tpu.words import LANES
 
-MOST_QUERIES = 8
-
 Pairs: TypeAlias = list[tuple[Any, Any]]  # of an item of the trip and a head group
 
 
