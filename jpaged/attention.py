@@ -17,10 +17,11 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int32
 
 from jpaged import cache as kv
-from jpaged import misfits, sharding, tpu_attention, xla_attention
-from jpaged.backends import BACKENDS, ORDERS, backend_for, best_order, resolve_backend
+from jpaged import misfits, sharding, xla_attention
+from jpaged.backends import BACKENDS, ORDERS, backend_for, best_order, kernels_of, resolve_backend
 from jpaged.cache import WORDS, KVCache, Scalar
 from jpaged.quantisation import Quantisation, stored
+from pallas_kernels.options import Purpose
 
 __all__ = [
     "BACKENDS",
@@ -79,8 +80,8 @@ def paged_attention(
       k_scale, v_scale: What keys and values of a cache of eight bits are multiplied by when they are read, and divided
         by when they are written: a number, or one for each KV head. Both or neither.
       tree_mask: For speculative tokens: which of its row's queries each query sees, by their place in the row; all see
-        themselves and what is before the row's queries. ``max_q_len`` must be given, and be at most Q and 8. The
-        ``tpu`` backend only.
+        themselves and what is before the row's queries. ``max_q_len`` must be given, and be at most Q and 8. Of
+        kernels only.
       max_q_len: The most queries that any row has; static. 1 promises a decode batch. None makes no promise.
       backend: See `resolve_backend`. None picks one that reads the cache's order (`best_order`).
       work: What `prepare` has made of the same batch; None makes it here, in each layer anew.
@@ -148,10 +149,15 @@ def _attend(backend: str, most: int, cache: KVCache, asked: _Asked) -> tuple[Arr
     if backend != "xla":
         q = _inference_only(q)
         k, v = (None if x is None else _inference_only(x) for x in (k, v))
-        how = _plan(backend, cache.layout, q.shape[1], batch.block_tables_RM.shape[1], most)
-        if work is None:
-            work = tpu_attention.prepare(how, batch, num_tokens=q.shape[0], max_q_len=most)
-        return tpu_attention.attend(how, work, q, k, v, cache, layer, batch, masking, quantisation, tree_mask)
+        kernels, purpose = kernels_of(backend), _purpose(batch.block_tables_RM, q.shape[0], q.shape[1], most)
+        how = kernels.plan(cache.layout.of_rank, purpose, interpret=backend.endswith("interpret"))
+        work = kernels.prepare(how, batch) if work is None else work
+        if getattr(work, "purpose", None) != purpose:
+            raise ValueError(
+                "work was prepared for another number of rows, columns, tokens or query heads, or another max_q_len; "
+                "try prepare() with this batch"
+            )
+        return kernels.attend(how, work, q, k, v, cache, layer, batch, masking, quantisation, tree_mask)
     if k is not None:
         block_T, offset_T = _places(batch, q.shape[0], cache.layout)
         assert v is not None
@@ -253,20 +259,16 @@ def prepare(
         raise ValueError(f"prepare: {'; '.join(faults)}")
     if backend == "xla" or 0 in (num_tokens, *block_tables.shape):
         return None
-    most = min(max_q_len or num_tokens, num_tokens)
-    how = _plan(backend, layout, num_heads // layout.num_ranks, block_tables.shape[1], most)
+    most, kernels = min(max_q_len or num_tokens, num_tokens), kernels_of(backend)
+    purpose = _purpose(block_tables, num_tokens, num_heads // layout.num_ranks, most)
+    how = kernels.plan(layout.of_rank, purpose, interpret=backend.endswith("interpret"))
     batch = xla_attention.Batch(*(x.astype(jnp.int32) for x in (block_tables, kv_lens, cu_q_lens)))
-    return tpu_attention.prepare(how, batch, num_tokens=num_tokens, max_q_len=most)
+    return kernels.prepare(how, batch)
 
 
-def _plan(backend: str, layout: kv.KVLayout, num_heads: int, columns: int, max_q_len: int) -> Any:
-    return tpu_attention.plan(
-        layout.of_rank,
-        num_heads=num_heads,
-        columns=columns,
-        max_q_len=max_q_len,
-        interpret=backend == "tpu_interpret",
-    )
+def _purpose(block_tables_RM: Array, num_tokens: int, num_heads: int, most: int) -> Purpose:
+    rows, columns = block_tables_RM.shape
+    return Purpose(rows, columns, num_tokens, num_heads, most)
 
 
 class Rows(NamedTuple):

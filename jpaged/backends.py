@@ -5,17 +5,19 @@ It knows what each backend serves, and the order of the cache that it reads.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
+from typing import Any
 
 import jax
 
 from jpaged import cache as kv
-from jpaged import tpu_attention
-from jpaged.cache import WORDS
+from jpaged import gpu_attention, tpu_attention
+from jpaged.cache import HEADS, WORDS
 
-BACKENDS = ("xla", "tpu", "gpu", "tpu_interpret", "gpu_interpret")
-ORDERS = {"xla": "LCKNBD", "tpu": WORDS, "tpu_interpret": WORDS}  # of the cache that each serving backend reads
+ORDERS = {"xla": "LCKNBD", "tpu": WORDS, "gpu": HEADS, "tpu_interpret": WORDS, "gpu_interpret": HEADS}  # of caches
+BACKENDS = tuple(ORDERS)
 
 log = logging.getLogger(__name__)
 
@@ -34,20 +36,35 @@ def resolve_backend(backend: str | None, platform: str | None = None) -> str:
     """
     platform = platform or _platform()
     if backend is None:
-        known = platform in ORDERS and (platform != "tpu" or tpu_attention.serves_here())
-        best = platform if known else "xla"
+        best = platform if platform in ("tpu", "gpu") and kernels_of(platform).serves_here() else "xla"
         _announce(best, platform)
         return best
     if backend not in BACKENDS:
         raise ValueError(f"{backend=} must be one of {', '.join(BACKENDS)}; try backend=None, which picks one")
-    if backend not in ORDERS:
-        raise ValueError(f"{backend=} is not in this version yet; try backend='xla', which runs everywhere")
     if backend in ("tpu", "gpu") and backend != platform:
         raise ValueError(
             f"{backend=} needs a {backend.upper()}, and JAX found only {platform}; "
             "try backend='xla', which runs everywhere"
         )
+    if backend.startswith("gpu") and (lack := gpu_attention.lacks()):
+        raise ValueError(f"{backend=} does not run here: {lack}; or backend='xla', which runs everywhere")
     return backend
+
+
+def kernels_of(backend: str) -> Any:
+    """The module whose `plan`, `prepare` and `attend` are a backend's that has kernels."""
+    return gpu_attention if backend.startswith("gpu") else tpu_attention
+
+
+def best_for(backend: str | None, sizes: kv.KVLayout) -> str:
+    """As `resolve_backend`; but where nobody names one, ``xla`` for a cache of sizes that the best cannot serve."""
+    chosen = resolve_backend(backend)
+    if backend is None and chosen != "xla":
+        faults = kernels_of(chosen).faults_here(dataclasses.replace(sizes, order=ORDERS[chosen]))
+        if faults:
+            log.info("attention backend: xla, because %s", "; ".join(faults))
+            return "xla"
+    return chosen
 
 
 def best_order() -> str:
@@ -65,12 +82,15 @@ def backend_for(backend: str | None, layout: kv.KVLayout) -> str:
 def _platform() -> str:
     """What is compiled for: the device that the mesh in use describes, which need not be here, or JAX's own."""
     device = jax.sharding.get_abstract_mesh().abstract_device
-    return jax.default_backend() if device is None else device.platform
+    platform = jax.default_backend() if device is None else device.platform
+    return "gpu" if platform == "cuda" else platform
 
 
 def faults(layout: kv.KVLayout) -> list[str]:
     """Why the backend whose order a cache has cannot serve it."""
-    return tpu_attention.faults(layout) if layout.order == WORDS else []
+    if layout.order == WORDS:
+        return tpu_attention.faults(layout)
+    return gpu_attention.faults(layout) if layout.order == HEADS else []
 
 
 @functools.cache

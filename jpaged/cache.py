@@ -21,12 +21,15 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Int32, Shaped
 
 from jpaged import sharding
-from pallas_kernels.tpu import copy as copies
+from pallas_kernels.gpu import copy as gpu_copies
+from pallas_kernels.gpu import mosaic
+from pallas_kernels.tpu import copy as tpu_copies
 from pallas_kernels.tpu import words
 
 CANONICAL = "LNBCKD"  # C is 0 for keys and 1 for values; the order in which blocks leave and enter a cache
 
 WORDS = "LNW"  # the order of the TPU kernels: blocks of 32-bit words, see `pallas_kernels.tpu.words`
+HEADS = "LNCKBD"  # the order of the GPU kernels: in a block, a head's tokens side by side, which is what a copy brings
 
 DTYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8")  # of keys and values
 
@@ -198,9 +201,11 @@ def _copy_blocks(layout: KVLayout, data: Array, src_J: Array, dst_J: Array) -> A
     if not src_J.size:
         return data
     in_turn = functools.partial(_copy_in_turn, layout)
-    if layout.order != WORDS:
-        return in_turn(data, src_J, dst_J)
-    return lax.platform_dependent(data, src_J, dst_J, tpu=copies.copy_blocks, default=in_turn)
+    if layout.order == WORDS:
+        return lax.platform_dependent(data, src_J, dst_J, tpu=tpu_copies.copy_blocks, default=in_turn)
+    if layout.order == HEADS and mosaic.lacks() is None:
+        return lax.platform_dependent(data, src_J, dst_J, cuda=gpu_copies.copy_blocks, default=in_turn)
+    return in_turn(data, src_J, dst_J)
 
 
 def _copy_in_turn(layout: KVLayout, data: Array, src_J: Array, dst_J: Array) -> Array:

@@ -19,7 +19,7 @@ import numpy as np
 
 from jpaged import audit, buckets, dtypes, intake, prefix, sampling, sizing, step
 from jpaged import state as states
-from jpaged.backends import resolve_backend
+from jpaged.backends import backend_for
 from jpaged.config import EngineConfig
 from jpaged.groups import Group, Sequence
 from jpaged.intake import AnyRequest, AnySample
@@ -90,7 +90,7 @@ class Engine:
         rows = sampling.RowLayout.of(settled, vocab)
         self.steps = step.Steps(
             loaded.model,
-            backend=resolve_backend(settled.backend),
+            backend=backend_for(settled.backend, self.layout),
             vocab_limit=loaded.sampled_vocab,
             max_steps=settled.decode_steps,
             rows=rows,

@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jpaged import backends
 from jpaged import cache as kv
-from jpaged import tpu_attention
 from jpaged.backends import ORDERS
-from jpaged.cache import WORDS, KVCache
+from jpaged.cache import KVCache
+from pallas_kernels.options import MOST_QUERIES
 
 FLOATS = ("float32", "bfloat16", "float16")  # of queries, and of new keys and values
 
@@ -101,8 +102,8 @@ def of_cache(backend: str, layout: kv.KVLayout) -> list[str]:
     faults = []
     if layout.order != ORDERS[backend]:
         faults.append(f"{layout.order=} must be {ORDERS[backend]!r} for {backend=}; try order={ORDERS[backend]!r}")
-    elif layout.order == WORDS:
-        faults += tpu_attention.faults(layout)
+    else:
+        faults += backends.faults(layout)
     if backend != "xla" and jax.config.read("jax_enable_x64"):
         faults.append(f"{backend=} needs jax_enable_x64 off, for kernels have no 64 bits; try backend='xla'")
     return faults
@@ -113,7 +114,7 @@ def of_backend(backend: str, cache: KVCache, num_tokens: int, k_scale, v_scale, 
     layout = cache.layout
     faults = of_cache(backend, layout)
     if backend == "xla" and tree_mask is not None:
-        faults.append("tree_mask is the tpu backend's; try without")
+        faults.append("tree_mask is of the kernels, and backend='xla' has none; try without")
     if (k_scale is None) != (v_scale is None):
         faults.append("k_scale and v_scale must both be given, or neither; try 1.0 for the other")
     for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
@@ -124,7 +125,7 @@ def of_backend(backend: str, cache: KVCache, num_tokens: int, k_scale, v_scale, 
     if tree_mask is not None:
         if tree_mask.ndim != 2 or tree_mask.shape[0] != num_tokens:
             faults.append(f"{tree_mask.shape=} must be [T, Q] with T={num_tokens}; try a row for each query")
-        elif max_q_len is None or max_q_len > min(tree_mask.shape[1], tpu_attention.MOST_QUERIES):
-            most = min(tree_mask.shape[1], tpu_attention.MOST_QUERIES)
+        elif max_q_len is None or max_q_len > min(tree_mask.shape[1], MOST_QUERIES):
+            most = min(tree_mask.shape[1], MOST_QUERIES)
             faults.append(f"{max_q_len=} must be given with {tree_mask.shape=}, at most {most}; try fewer tokens")
     return faults

@@ -1,0 +1,44 @@
+"""Eight-bit keys and values in shared memory, made sixteen bits there for the products."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.gpu import copying
+from pallas_kernels.gpu.chips import Gpu
+from pallas_kernels.gpu.mosaic import plgpu
+
+_FLOAT_OF_2_23 = 0x4B000000  # whose last 23 bits are whole numbers
+
+
+def widened(narrow: Any, wide: Any, bytes_: int | None, chip: Gpu) -> None:
+    """Copies from one array of shared memory to another of the same shape, whose numbers are larger.
+
+    ``bytes_`` are those of a swizzled row of the first; None if it lies plainly.
+    """
+    rows, columns = wide.shape
+    like, its_bytes = (narrow, bytes_) if bytes_ else (wide, copying.swizzle(rows, columns, wide.dtype, tma=True))
+    layout = plgpu.Layout.SMEM_GMEM_COPY(like.shape, like.dtype, its_bytes)
+    x = plgpu.load(narrow, layout=layout, optimized=False)
+    plgpu.store(wide, converted(x, wide.dtype, chip), optimized=False)
+
+
+def converted(x: Any, dtype: Any, chip: Gpu) -> Any:
+    """Eight-bit numbers as larger ones, by instructions where the chip has them and by shifts where it has not."""
+    if x.dtype == jnp.int8:
+        if chip.subtracts_bfloat16 and dtype == jnp.bfloat16:
+            return x.astype(dtype)
+        bits = x.astype(jnp.int32) + (_FLOAT_OF_2_23 + 128)
+        return (lax.bitcast_convert_type(bits, jnp.float32) - (2.0**23 + 128)).astype(dtype)
+    if chip.converts_float8:
+        return x.astype(jnp.float32).astype(dtype)
+    bits = lax.bitcast_convert_type(x, jnp.int8).astype(jnp.int16)
+    if x.dtype == jnp.float8_e5m2:  # the upper half of a float16
+        return lax.bitcast_convert_type(bits << 8, jnp.float16).astype(jnp.float32).astype(dtype)
+    # e4m3's exponent is 8 less than float16's; its only NaN has all bits set.
+    sign, rest = bits & jnp.int16(-0x80), bits & jnp.int16(0x7F)
+    value = lax.bitcast_convert_type((sign << 8) | (rest << 7), jnp.float16).astype(jnp.float32) * 256.0
+    return jnp.where(rest == 0x7F, jnp.nan, value).astype(dtype)

@@ -1,0 +1,289 @@
+"""The kernel: items of queries against the tokens of their rows, read block by block through the table.
+
+A program is one warpgroup. It takes an item's queries for one KV head, and of the row's tokens those of its split, a
+chunk at a time: scores by mma.sync, an online softmax (`sums`), and the weighted sum of values by mma.sync again.
+Weights go through shared memory, because the columns of the first product are spread over warps otherwise than the
+second wants them. The next chunks are on their way meanwhile, by the tensor memory accelerator or, before Hopper, by
+cp.async.
+
+Only chunks in which some query does not see some token are masked; in those, values that no query may see are zeroed as
+well, for 0 times NaN is NaN.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jaxtyping import Array, Float, Float32, Int32
+
+from pallas_kernels.gpu import copying, sums
+from pallas_kernels.gpu.chips import Gpu
+from pallas_kernels.gpu.eighths import widened
+from pallas_kernels.gpu.mosaic import plgpu
+from pallas_kernels.gpu.sums import MASKED, Layouts, Partials, Sums, across
+from pallas_kernels.gpu.tiling import Rows, Tiling
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """What is compiled in.
+
+    Attributes:
+      name: Of the kernel.
+      rows, tiling: How the work is cut.
+      chip: What it runs on.
+      num_kv_heads, block_size, num_blocks: Of the cache.
+      window, soft_cap, sinks, tree: Which features are used.
+    """
+
+    name: str
+    rows: Rows
+    tiling: Tiling
+    chip: Gpu
+    num_kv_heads: int
+    block_size: int
+    num_blocks: int
+    window: bool
+    soft_cap: bool
+    sinks: bool
+    tree: bool
+
+
+class Inputs(NamedTuple):
+    """What the kernel reads.
+
+    Attributes:
+      q_XKPD: Queries by `items.gathered`, in the dtype of the products.
+      cache_HBD: The cache, its axes up to the KV head as one: ((layer · N + block) · 2 + keys or values) · K + head.
+      tables_RM: Block tables.
+      items_4X: Row, end, count and start of each item; see `items.Items`.
+      layer_1: Which.
+      scales: For each KV head what scores are multiplied by, then what results are, then the soft cap.
+      window_1: Tokens that a query sees.
+      sinks_KP: In units of log2, for each row of the products.
+      tree_XP: Which of its row's queries each place sees, as bits.
+    """
+
+    q_XKPD: Float[Array, "X K P D"]
+    cache_HBD: Any
+    tables_RM: Int32[Array, "R M"]
+    items_4X: Int32[Array, "4 X"]
+    layer_1: Int32[Array, "1"]
+    scales: Float32[Array, " F"]
+    window_1: Int32[Array, "1"] | Any
+    sinks_KP: Float32[Array, "K P"] | Any
+    tree_XP: Int32[Array, "X P"] | None
+
+
+def attend(form: Form, inputs: Inputs, *, interpret: Any = None) -> Float[Array, "X K O D"] | Partials:
+    """Attends all items.
+
+    Args:
+      form: What is compiled in.
+      inputs: What is read.
+      interpret: `plgpu.InterpretGPUParams` for a machine that has no GPU.
+
+    Returns:
+      Without splits, the results in the queries' dtype, of the O rows that are stored; zeros for items that there are
+      not. With splits, what `combine` takes.
+    """
+    num_items, num_kv_heads, places, head_dim = inputs.q_XKPD.shape
+    rows, tiling, dtype, stored = form.rows, form.tiling, inputs.q_XKPD.dtype, inputs.cache_HBD.dtype
+    if tiling.splits == 1:
+        out_type = [jax.ShapeDtypeStruct((num_items, num_kv_heads, rows.stored, head_dim), dtype)]
+    else:
+        shapes = Partials.shapes(rows, num_items, num_kv_heads, tiling.splits)
+        out_type = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    chunk_shape = (tiling.stages, tiling.chunk, head_dim)
+    kv_tiles = copying.transforms(min(form.block_size, tiling.chunk), head_dim, stored, tma=form.chip.has_tma)
+    scratch = {
+        "k_smem": plgpu.SMEM(chunk_shape, stored, transforms=kv_tiles),
+        "v_smem": plgpu.SMEM(chunk_shape, stored, transforms=kv_tiles),
+        "p_smem": plgpu.SMEM(
+            (places, tiling.chunk), dtype, transforms=copying.transforms(places, tiling.chunk, dtype, tma=True)
+        ),
+        "q_smem": plgpu.SMEM(
+            (places, head_dim), dtype, transforms=copying.transforms(places, head_dim, dtype, tma=form.chip.has_tma)
+        ),
+    }
+    if stored.itemsize == 1:
+        wide = copying.transforms(tiling.chunk, head_dim, dtype, tma=True)
+        scratch["wide_smem"] = plgpu.SMEM((tiling.chunk, head_dim), dtype, transforms=wide)
+    scratch |= sums.room_to_store(rows, head_dim)
+    if form.chip.has_tma:
+        blocks = max(1, tiling.chunk // form.block_size)
+        for name in ("k_there", "v_there"):
+            scratch[name] = plgpu.Barrier(num_arrivals=blocks, num_barriers=tiling.stages)
+        scratch["q_there"] = plgpu.Barrier()
+    given = [x for x in inputs if x is not None]
+    found = plgpu.kernel(
+        functools.partial(_program, form, len(given), plgpu.mma if interpret is None else _product),
+        out_type=out_type,
+        scratch_types=scratch,
+        grid=(tiling.splits, num_kv_heads, num_items),
+        grid_names=("split", "head", "item"),
+        compiler_params=plgpu.CompilerParams(approx_math=True),
+        interpret=interpret,
+        kernel_name=form.name,
+    )(*given)
+    return found[0] if tiling.splits == 1 else Partials(*found)
+
+
+class _Span(NamedTuple):
+    """What a program does of its item: tokens up to `end`, of which the last `count` are the queries'.
+
+    The row's own queries begin behind `start` tokens.
+    """
+
+    row: Any
+    end: Any
+    count: Any
+    start: Any
+    oldest: Any  # token that any query sees
+    first: Any  # chunk
+    chunks: Any
+
+
+def _program(form: Form, num_inputs: int, product: Any, *refs: Any, **smem: Any) -> None:
+    given, outs = list(refs[:num_inputs]), refs[num_inputs:]
+    for at, there in enumerate((True,) * 6 + (form.window, form.sinks, form.tree)):
+        if not there:
+            given.insert(at, None)
+    inputs = Inputs(*given)
+    item, head, split = lax.axis_index("item"), lax.axis_index("head"), lax.axis_index("split")
+    span = _span(form, inputs, item, split)
+    layouts = Layouts.of(inputs.q_XKPD.dtype, form.rows.warps)
+    none = Sums.none(form.rows, layouts, form.rows.head_dim)
+
+    def keep(found: Sums) -> None:
+        plgpu.store(outs[1].at[item, head, split], found.top_P, optimized=False)
+        plgpu.store(outs[2].at[item, head, split], found.mass_P, optimized=False)
+
+    @pl.when(span.chunks == 0)
+    def _there_is_none() -> None:
+        if form.tiling.splits == 1:
+            sums.store(outs[0].at[item, head], none.acc_PD, smem)
+        else:
+            keep(none)
+
+    @pl.when(span.chunks > 0)
+    def _there_is_work() -> None:
+        moves = copying.Moves(form, inputs.cache_HBD, inputs.tables_RM, inputs.layer_1[0], head, span, smem)
+        moves.queries(inputs.q_XKPD.at[item, head])
+        pl.loop(0, jnp.minimum(span.chunks, form.tiling.stages - 1))(moves.fetch)
+        moves.wait_for_queries()
+        tile = _Tile(form, inputs, layouts, product, item, head, span, moves, smem)
+        found = lax.fori_loop(0, span.chunks, tile.chunk, none)
+        if form.tiling.splits > 1:
+            sizes = {"num_kv_heads": form.num_kv_heads, "splits": form.tiling.splits}
+            first = sums.first_row(form.rows, item, head, split, **sizes)
+            sums.store(outs[0].at[pl.ds(first, form.rows.stored)], found.acc_PD, smem)
+            keep(found)
+            return
+        sink = None
+        if form.sinks:
+            sink = plgpu.load(inputs.sinks_KP.at[head], layout=layouts.row, optimized=False)
+        sums.store(outs[0].at[item, head], found.result(inputs.scales[form.num_kv_heads + head], sink), smem)
+
+
+def _product(acc: Array, a: Array, b: Array) -> Array:
+    """What stands for `plgpu.mma` in the interpreter, which has none."""
+    return acc + jnp.dot(a, b, preferred_element_type=jnp.float32)
+
+
+def _span(form: Form, inputs: Inputs, item: Any, split: Any) -> _Span:
+    row, end, count, start = (inputs.items_4X[k, item] for k in range(4))
+    chunk, oldest = form.tiling.chunk, jnp.int32(0)
+    if form.window:
+        oldest = jnp.maximum(end - count + 1 - inputs.window_1[0], 0)
+    begin = lax.div(oldest, jnp.int32(chunk))
+    chunks = jnp.where(count > 0, lax.div(end + (chunk - 1), jnp.int32(chunk)) - begin, 0)
+    each = lax.div(chunks + (form.tiling.splits - 1), jnp.int32(form.tiling.splits))
+    mine = jnp.maximum(jnp.minimum(each, chunks - split * each), 0)
+    return _Span(row, end, count, start, oldest, begin + split * each, mine)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tile:
+    """A program's arithmetic."""
+
+    form: Form
+    inputs: Inputs
+    layouts: Layouts
+    product: Any
+    item: Any
+    head: Any
+    span: _Span
+    moves: Any
+    smem: dict[str, Any]
+
+    def chunk(self, nth: Any, carry: Any) -> Any:
+        """Folds a chunk in."""
+        start = (self.span.first + nth) * self.form.tiling.chunk
+        edge = start + self.form.tiling.chunk > self.span.end - self.span.count + 1
+        if self.form.window:
+            edge |= start < self.span.end - self.inputs.window_1[0]
+        fold = functools.partial(self._fold, start)
+        return lax.cond(edge, functools.partial(fold, True), functools.partial(fold, False), nth, carry)
+
+    def _fold(self, start: Any, masked: bool, nth: Any, carry: Any) -> Any:
+        form, layouts, (acc, top, mass) = self.form, self.layouts, carry
+        slot = self.moves.turn(nth)
+        shape = (form.rows.places, form.tiling.chunk)
+        q = plgpu.load(self.smem["q_smem"], layout=layouts.left, optimized=False)
+        keys = self._wide("k_smem", slot)
+        k = plgpu.load(keys.transpose((1, 0)), layout=layouts.right, optimized=False)
+        scores = self.product(plgpu.layout_cast(jnp.zeros(shape, jnp.float32), layouts.out), q, k)
+        scores = scores * self.inputs.scales[self.head]
+        if form.soft_cap:
+            scores = jnp.tanh(scores) * self.inputs.scales[2 * form.num_kv_heads]
+        if masked:
+            scores = jnp.where(self._seen(start, shape), scores, MASKED)
+        most = jnp.maximum(top, scores.max(axis=1))
+        fade = jnp.exp2(top - most)
+        # A row that has seen no token yet has weights of 1 here, which fade to nothing with the first that it sees.
+        weights = jnp.exp2(scores - across(most, scores))
+        mass = mass * fade + weights.sum(axis=1)
+        acc = acc * across(fade, acc)
+        self.smem["p_smem"][...] = weights.astype(q.dtype)
+        p = plgpu.load(self.smem["p_smem"], layout=layouts.left, optimized=False)
+        self.moves.wait_for_values(slot)
+        v = plgpu.load(self._wide("v_smem", slot), layout=layouts.right, optimized=False)
+        if masked:
+            token = plgpu.broadcasted_iota(jnp.int32, v.shape, 0, layout=layouts.right) + start
+            v = jnp.where((token >= self.span.oldest) & (token < self.span.end), v, jnp.zeros_like(v))
+        return Sums(self.product(acc, p, v), most, mass)
+
+    def _wide(self, name: str, slot: Any) -> Any:
+        """A chunk's keys or values in the dtype of the products."""
+        narrow = self.smem[name].at[slot]
+        if "wide_smem" not in self.smem:
+            return narrow
+        at_once = min(self.form.block_size, self.form.tiling.chunk)
+        bytes_ = copying.swizzle(at_once, narrow.shape[1], narrow.dtype, tma=self.form.chip.has_tma)
+        widened(narrow, self.smem["wide_smem"], bytes_, self.form.chip)
+        return self.smem["wide_smem"]
+
+    def _seen(self, start: Any, shape: tuple[int, int]) -> Array:
+        """Which token each row sees."""
+        form, span = self.form, self.span
+        token = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=self.layouts.out) + start
+        last = span.end - 1
+        if form.rows.height > 1:
+            place = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=self.layouts.out)
+            last = span.end - span.count + lax.div(place, jnp.int32(form.rows.group))
+        seen = (token <= last) & (token < span.end)
+        if form.window:
+            seen &= token > last - self.inputs.window_1[0]
+        if self.inputs.tree_XP is not None:
+            own = token - span.start
+            bits = plgpu.load(self.inputs.tree_XP.at[self.item], layout=self.layouts.row, optimized=False)
+            bits = lax.broadcast_in_dim(bits, shape, [0])
+            seen &= (own < 0) | ((lax.shift_right_logical(bits, jnp.maximum(own, 0)) & 1) > 0)
+        return seen
