@@ -6,7 +6,8 @@
 
 A case is a batch of one kind: so many rows of so many tokens, in shuffled blocks. Each backend does it in a loop on the
 device, its KV written on the way, as one layer of a model would. On a TPU JAX's own kernels run beside ours
-(jax.experimental.pallas.ops.tpu: paged_attention as jax_paged, ragged_paged_attention as jax_ragged), which only read.
+(jax.experimental.pallas.ops.tpu: paged_attention as jax_paged, ragged_paged_attention as jax_ragged), on a GPU its
+Triton kernel (jax_triton) and its way to cuDNN (cudnn), all of which only read.
 
 GB/s counts what must move at the least: the KV that is seen, the new KV, queries and results. Its share is of the rate
 at which the same device copies memory, measured in the same run. The error is the largest distance of some rows'
@@ -54,7 +55,7 @@ def main() -> int:
     from attention import attending, batches, timing
 
     cases = {name: batches.smaller(name, CASES[name], rows=_ROWS.value, context=_CONTEXT.value) for name in names}
-    known = (*attending.there(), "tpu_interpret")
+    known = (*attending.there(), "tpu_interpret", "gpu_interpret")
     backends = attending.there() if _BACKEND.value == ["all"] else command.chosen("backend", known)
     found: list[dict[str, Any]] = []
     with Progress("timing", len(cases) * len(backends), "kernels") as progress:
@@ -81,19 +82,19 @@ def _figures(name: str, case: Any, backend: str, rate: float) -> dict[str, Any] 
     """What a backend took for a case, or why it cannot have it."""
     import jax
 
-    from attention import attending, batches, timing
+    from attention import attending, batches, others, timing
     from benchmarks.measure import Spread
 
     if reasons := list(attending.faults(backend, case)):
         return ", ".join(reasons)
     batch = batches.make(case)
     try:
-        who = (attending.others if backend in attending.OTHERS else attending.ours)(backend, batch)
+        who = (others.attends if backend in attending.OTHERS else attending.ours)(backend, batch)
         seconds, out, memory = timing.step_seconds(who, batch, _REPEATS.value)
     except attending.REFUSALS as error:  # of a shape, or for want of memory; the others go on
         return str(error)
     spread = Spread.of(seconds)
-    moved = batch.least_bytes / spread.median
+    moved = case.least_bytes / spread.median
     return {
         "case": name,
         "backend": backend,
@@ -105,7 +106,7 @@ def _figures(name: str, case: Any, backend: str, rate: float) -> dict[str, Any] 
         "us": round(1e6 * spread.median, 2),
         "us_least": round(1e6 * spread.least, 2),
         "us_most": round(1e6 * spread.most, 2),
-        "bytes": batch.least_bytes,
+        "bytes": case.least_bytes,
         "gb_per_s": round(moved / 1e9, 2),
         "copy_gb_per_s": round(rate / 1e9, 2),
         "share_of_copy": round(moved / rate, 3),

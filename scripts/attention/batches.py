@@ -42,21 +42,11 @@ class Batch(NamedTuple):
     def num_blocks(self) -> int:
         return self.tables_RM.size
 
-    @property
-    def least_bytes(self) -> int:
-        """What must move at the least: the KV that queries see, the new KV, the queries and the results."""
-        case = self.case
-        seen = (
-            case.context if case.sliding_window is None else min(case.context, case.sliding_window + case.queries - 1)
-        )
-        read = case.rows * seen * case.token_bytes
-        return read + case.rows * case.queries * case.token_bytes + 2 * self.q_THD.nbytes
-
 
 def make(case: Case, seed: int = 0) -> Batch:
     """The case's batch."""
     rng, columns = np.random.default_rng(seed), -(-case.context // case.block_size)
-    num_tokens, dtype = case.rows * case.queries, "float32" if case.dtype == "float32" else "bfloat16"
+    num_tokens, dtype = case.rows * case.queries, case.dtype if case.dtype in ("float32", "float16") else "bfloat16"
     shapes = {"q": case.num_heads, "k": case.num_kv_heads, "v": case.num_kv_heads}
     q, k, v = (
         jnp.asarray(rng.standard_normal((num_tokens, heads, case.head_dim), np.float32)).astype(dtype)

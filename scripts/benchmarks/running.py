@@ -86,7 +86,7 @@ def setting(case: str, llm: LLM) -> Setting:
     """What everything ran on and with."""
     import jax
 
-    from jpaged.attention import resolve_backend
+    from jpaged.backends import backend_for
 
     from .peers import processors
     from .results import Setting
@@ -95,7 +95,7 @@ def setting(case: str, llm: LLM) -> Setting:
     return Setting(
         case=case,
         model=llm.engine.loaded.model.spec.name,
-        backend=resolve_backend(llm.config.backend),
+        backend=backend_for(llm.config.backend, llm.engine.layout),
         dtype=llm.config.dtype,
         jax=jax.__version__,
         device=device.device_kind,

@@ -1,1 +1,1 @@
-"""What `inspect_kernels.py` is made of: compiling without a device, reading the compiler's schedule, figures of it."""
+"""What `inspect_kernels.py` and `tune.py` are made of: compiling without a device, reading what came of it, figures."""

@@ -18,13 +18,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from inspection import compiler
+from inspection.tpu import compiler
 
 _FLAGS = (
     "--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true --xla_jf_emit_annotations=true "
     "--xla_jf_dump_llo_pass_label_regex=.*(post-bundle-packing-post-ra|pre-delay).*"
 )
-_ROOT = Path(__file__).resolve().parents[2]
+_ROOT = Path(__file__).resolve().parents[3]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +149,7 @@ def _compiled(chip: str, orders: Sequence[dict[str, Any]], folder: str) -> Itera
         "JAX_PLATFORMS": "cpu",
         "TPU_SKIP_MDS_QUERY": "1",
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-        "PYTHONPATH": os.pathsep.join([str(_ROOT), str(compiler.folder())]),
+        "PYTHONPATH": os.pathsep.join([str(_ROOT), str(_ROOT / "scripts"), str(compiler.folder())]),
         **({"LIBTPU_INIT_ARGS": _FLAGS.format(folder=folder)} if folder else {}),
     }
     script = Path(__file__).with_name("compiling.py")

@@ -6,15 +6,16 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from inspection import compiler, schedules
+from inspection import described
+from inspection.tpu import compiler, schedules
 from jpaged import tpu_attention
-from jpaged.cache import WORDS, KVLayout
-from pallas_kernels import tuning
 from pallas_kernels.cases import CASES
+from pallas_kernels.options import MOST_QUERIES
 from pallas_kernels.tpu import attention
-from pallas_kernels.tpu.chips import CHIPS, Chip
+from pallas_kernels.tpu.chips import CHIPS
 from pallas_kernels.tpu.decode import softmaxes_at_once
 from pallas_kernels.tpu.prefill import groups_at_once
+from pallas_kernels.tpu.rule import Shape
 from pallas_kernels.tpu.tiling import Tiling
 
 CHIP_NAMES = tuple(CHIPS)
@@ -32,7 +33,7 @@ def of(chip: str, names: Sequence[str]) -> Iterator[dict[str, Any] | str]:
     Raises:
       ValueError: libtpu is not installed, or the compiler has died.
     """
-    large = [name for name in names if CASES[name].queries > attention.MOST_QUERIES]
+    large = [name for name in names if CASES[name].queries > MOST_QUERIES]
     plain = (
         zip(large, schedules.compile_plainly(chip, [{"case": name} for name in large]), strict=True) if large else ()
     )
@@ -52,24 +53,19 @@ def trials(chip: str, name: str, tilings: Sequence[Tiling]) -> Iterator[dict[str
         yield one if isinstance(one, str) else _figures(chip, name, one, tiling)
 
 
-def shape(chip: str, name: str) -> tuning.Shape:
+def shape(chip: str, name: str) -> Shape:
     """What the tiling of a case depends on."""
-    return attention.shape(*_described(chip, name)[1:])
-
-
-def _described(chip: str, name: str) -> tuple[KVLayout, attention.Memory, Chip, int, int, int]:
     case = CASES[name]
-    layout = KVLayout(1, 1, case.block_size, case.num_kv_heads, case.head_dim, case.dtype, WORDS)
-    columns = -(-case.context // case.block_size)
-    return layout, tpu_attention.memory(layout), CHIPS[chip], case.num_heads, columns, case.queries
+    memory = tpu_attention.memory(described.layout(case, "tpu"))
+    return attention.shape(memory, CHIPS[chip], case.num_heads, described.columns(case), case.queries)
 
 
 def _figures(chip: str, name: str, compiled: schedules.Made, tiling: Tiling | None) -> dict[str, Any]:
     case = CASES[name]
-    layout, memory, made, num_heads, columns, queries = _described(chip, name)
-    prefill = case.queries > attention.MOST_QUERIES
+    layout, made, queries = described.layout(case, "tpu"), CHIPS[chip], case.queries
+    prefill = case.queries > MOST_QUERIES
     kernel = compiled.kernel("paged_prefill" if prefill else "paged_decode")
-    plan = attention.plan(memory, num_heads=num_heads, columns=columns, max_q_len=queries, chip=made)
+    plan = attention.plan(tpu_attention.memory(layout), described.purpose(case), chip=made)
     tiling = tiling or (plan.prefill_tiling if prefill else plan.decode_tiling)
     work = kernel.inner if prefill else kernel.whole
     if prefill:  # a loop over groups, each of which does its part of the KV
@@ -85,7 +81,7 @@ def _figures(chip: str, name: str, compiled: schedules.Made, tiling: Tiling | No
             again = (pairs // softmaxes_at_once(pairs) - 1) * turns
             bundles += again * max((loop.bundles for loop in kernel.within(work)), default=0)
     cycles = bundles / (tiling.chunk * tiling.items)
-    stored = layout.bytes_per_block / case.block_size
+    stored = layout.bytes_per_block / case.block_size / described.LAYERS
     bound = stored / (made.bytes_per_second / made.hertz)
     return {
         "chip": chip,

@@ -4,29 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import logging
-import math
-import statistics
-import threading
 from typing import Any
 
-import jax
-
-from attention import attending, batches, timing
-from inspection import compiler, figures
-from pallas_kernels import tuning
-from pallas_kernels.cases import CASES
+from inspection import clock
+from inspection.tpu import compiler, figures
+from pallas_kernels.tpu import rule
 from pallas_kernels.tpu.chips import CHIPS
+from pallas_kernels.tpu.rule import Shape
 from pallas_kernels.tpu.tiling import Tiling
-from pallas_kernels.tuning import Shape
 
-log = logging.getLogger(__name__)
-
-GAIN = 0.02  # of cycles, from which on a finding is worth writing down
 LANES = SHORTEST = 128  # of a register, and the tokens of the shortest chunk
 TIMED = 8  # tilings that are timed where there is a TPU
-TIMINGS = 5  # of each
-_DEVICE = threading.Lock()  # one timing at once
 MOST_LOSS = 1.5  # times the cycles of the fastest, which not to spill may cost
 
 
@@ -39,7 +27,7 @@ def best(chip: str, name: str, *, here: str | None, only_spills: bool) -> dict[s
       only_spills: Leave alone what spills nothing.
     """
     shape = figures.shape(chip, name)
-    now = tuning.choose(CHIPS[chip], shape)
+    now = rule.choose(CHIPS[chip], shape)
     (held,) = figures.of(chip, [name])
     if not isinstance(held, str) and held["spills"] == 0 and only_spills:
         return None
@@ -65,34 +53,18 @@ def best(chip: str, name: str, *, here: str | None, only_spills: bool) -> dict[s
 
 def _changed(chip: str, name: str, tiling: Tiling) -> dict[str, Any]:
     """What the rule would have otherwise."""
-    ruled = dataclasses.asdict(tuning.rule(CHIPS[chip], figures.shape(chip, name)))
+    ruled = dataclasses.asdict(rule.rule(CHIPS[chip], figures.shape(chip, name)))
     return {key: value for key, value in dataclasses.asdict(tiling).items() if value != ruled[key]}
 
 
 def timed(chip: str, name: str, tilings: list[Tiling], backend: str = "tpu") -> dict[str, Any] | None:
     """The fastest of these on the device at hand; None if that is the first, which is in force, or as fast."""
-    seconds, batch = [], batches.make(CASES[name])
-    with _DEVICE:
-        for tiling in tilings:
-            with tuning.trying(tiling):
-                try:
-                    taken = timing.step_seconds(attending.ours(backend, batch), batch, TIMINGS)[0]
-                except attending.REFUSALS as error:  # it fits the compiler's chip, and not this one
-                    log.warning("%s, %s: left out, for it does not run here: %s", name, tiling, error)
-                    taken = [math.inf]
-                seconds.append(statistics.median(taken))
-    least = min(seconds)
-    if least == math.inf or least >= seconds[0] * (1 - GAIN):
-        return None
-    return {
-        **_changed(chip, name, tilings[seconds.index(least)]),
-        "us": round(1e6 * least, 2),
-        "from": f"timed on {jax.devices()[0].device_kind}, jax {jax.__version__}",
-    }
+    found = clock.fastest(chip, name, tilings, backend)
+    return found and {**_changed(chip, name, found[0]), **found[1]}
 
 
 def _less(held: dict[str, Any]) -> float:
-    return held["cycles_per_token"] * (1 - GAIN)
+    return held["cycles_per_token"] * (1 - clock.GAIN)
 
 
 def _pick(pairs: list[tuple[Tiling, Any]]) -> tuple[Tiling, Any]:

@@ -1,0 +1,1 @@
+"""TPU kernels by libtpu's own schedule."""
