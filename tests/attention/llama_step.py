@@ -1,7 +1,10 @@
-"""Compiles a decode step of Llama 3 8B for eight v6e chips that are not here, and prints what it takes, as JSON.
+"""Compiles a decode step of Llama 3 8B for chips that are not here, and prints what it takes, as JSON.
 
-Run by test_sharding.py in a process of its own, with libtpu on its path. Weights, state and cache are shapes only:
-the engine's own jitted step, with the allocator and the sampler in it, heads and weights split over the chips.
+    python tests/attention/llama_step.py v6e FOLDER     eight of them, heads and weights split over them
+    python tests/attention/llama_step.py H200 FOLDER    one, or another GPU by its name
+
+Run by tests in a process of its own, with the compiler on its path, which dumps what it did into FOLDER. Weights, state
+and cache are shapes only: the engine's own jitted step, with the allocator and the sampler in it.
 """
 
 import collections
@@ -9,6 +12,7 @@ import functools
 import json
 import math
 import re
+import sys
 import time
 from typing import Any
 
@@ -18,7 +22,7 @@ from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jpaged import sampling, state
-from jpaged.attention import WORDS
+from jpaged.attention import ORDERS
 from jpaged.cache import KVLayout
 from jpaged.config import EngineConfig
 from jpaged.plan import PlanShape
@@ -26,6 +30,8 @@ from jpaged.step import Steps
 from models import partition
 from models.config import ModelConfig
 from models.llama import Llama
+from pallas_kernels.gpu.chips import GPUS
+from scripts.inspection.gpu import target
 
 CONFIG = ModelConfig(
     vocab_size=128256,
@@ -38,10 +44,10 @@ CONFIG = ModelConfig(
     rms_norm_eps=1e-5,
     max_position_embeddings=8192,
 )
-RANKS, SEQUENCES, LENGTH, BLOCK = 8, 64, 4096, 16
+SEQUENCES, LENGTH, BLOCK = 64, 4096, 16
 
 
-def step() -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+def step(backend: str, ranks: int) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """The jitted step, and its arguments as shapes on the mesh in use."""
     model, settings = Llama(CONFIG), EngineConfig(max_num_seqs=SEQUENCES, decode_steps=8)
     rows = sampling.RowLayout.of(settings, CONFIG.vocab_size)
@@ -52,9 +58,9 @@ def step() -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         CONFIG.num_kv_heads,
         CONFIG.head_dim,
         "bfloat16",
-        WORDS,
-        axis="heads",
-        num_ranks=RANKS,
+        ORDERS[backend],
+        axis="heads" if ranks > 1 else None,
+        num_ranks=ranks,
     )
     make = functools.partial(
         state.create, layout, max_num_seqs=SEQUENCES, max_model_len=LENGTH, max_beam_width=settings.max_beam_width
@@ -62,13 +68,13 @@ def step() -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     held = jax.eval_shape(lambda: make(samplers=sampling.create(rows, SEQUENCES)))
     held = _placed(held, PartitionSpec())
     held = held.replace(cache=_placed(held.cache, layout.partition))
-    weights = jax.tree.map_with_path(_split, model.abstract_weights("bfloat16"))
+    weights = jax.tree.map_with_path(functools.partial(_split, ranks), model.abstract_weights("bfloat16"))
     shape = PlanShape(
         slots=SEQUENCES, rows=SEQUENCES, tokens=0, admissions=0, sampler_width=rows.width, known=0, keeps=0,
         block_size=BLOCK,
     )  # fmt: skip
     packed = _placed(jax.ShapeDtypeStruct((shape.size,), jnp.int32), PartitionSpec())
-    steps = Steps(model, backend="tpu", vocab_limit=CONFIG.vocab_size, max_steps=8, rows=rows)
+    steps = Steps(model, backend=backend, vocab_limit=CONFIG.vocab_size, max_steps=8, rows=rows)
     return steps.decode, (weights, held, packed), {"shape": shape}
 
 
@@ -77,9 +83,9 @@ def _placed(tree: Any, spec: PartitionSpec) -> Any:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), tree)
 
 
-def _split(path: Any, leaf: Any) -> Any:
+def _split(ranks: int, path: Any, leaf: Any) -> Any:
     name = ".".join(str(key.key) for key in path)
-    return _placed(leaf, partition.of(name, leaf.shape, axis="heads", num_ranks=RANKS))
+    return _placed(leaf, partition.of(name, leaf.shape, axis="heads", num_ranks=ranks))
 
 
 def _collectives(hlo: str) -> dict[str, int]:
@@ -88,14 +94,24 @@ def _collectives(hlo: str) -> dict[str, int]:
     return collections.Counter(f"{operation} {result}" for result, operation in found)
 
 
+def _topology(chip: str) -> Any:
+    if chip in GPUS:
+        described = target.described(GPUS[chip])
+        return topologies.get_topology_desc(platform="cuda", target_config=described, topology="1x1x1")
+    return topologies.get_topology_desc(platform="tpu", topology_name=f"{chip}:2x4")
+
+
 if __name__ == "__main__":
-    devices: Any = topologies.get_topology_desc(platform="tpu", topology_name="v6e:2x4").devices
+    chip, folder = sys.argv[1:3]
+    devices: Any = _topology(chip).devices
     # A second axis, if only of one: kernels must be told what to do along every axis of a mesh.
     mesh = Mesh([devices], ("data", "heads"), axis_types=(AxisType.Auto,) * 2)
-    with jax.set_mesh(mesh):
-        call, arguments, static = step()
+    backend, platform = ("gpu", "cuda") if chip in GPUS else ("tpu", "tpu")
+    with jax.set_mesh(mesh), jax.default_device(devices[0]):
+        call, arguments, static = step(backend, len(devices))
         began = time.perf_counter()
-        compiled = call.trace(*arguments, **static).lower(lowering_platforms=("tpu",)).compile()
+        lowered = call.trace(*arguments, **static).lower(lowering_platforms=(platform,))
+        compiled = lowered.compile({"xla_dump_to": folder} if folder else {})
         seconds = time.perf_counter() - began
     memory: Any = compiled.memory_analysis()
     cache = arguments[1].cache.data
@@ -104,7 +120,7 @@ if __name__ == "__main__":
             {
                 "compile_s": round(seconds, 1),
                 "temp_bytes": memory.temp_size_in_bytes,
-                "cache_bytes": math.prod(cache.shape) * cache.dtype.itemsize // RANKS,
+                "cache_bytes": math.prod(cache.shape) * cache.dtype.itemsize // len(devices),
                 "argument_bytes": memory.argument_size_in_bytes,
                 "collectives": _collectives(compiled.as_text()),
             }

@@ -10,6 +10,7 @@ import pytest
 from jpaged import cache as kv
 from jpaged.attention import paged_attention, prepare
 from jpaged.cache import WORDS
+from pallas_kernels.options import Purpose
 from pallas_kernels.tpu import chips
 from pallas_kernels.tpu.attention import Memory, plan
 from tests.attention.test_tpu_kernels import make
@@ -21,8 +22,8 @@ def test_blocks_that_vmem_does_not_hold():
     with pytest.raises(
         ValueError, match=r"block_size=256 makes blocks of 4 MiB.*16 MiB of VMEM of a v4; try block_size=128"
     ):
-        plan(llama2, num_heads=32, columns=8, max_q_len=1, chip=small)
-    assert plan(dataclasses.replace(llama2, block_size=128), num_heads=32, columns=8, max_q_len=1, chip=small)
+        plan(llama2, Purpose(1, 8, 1, 32, 1), chip=small)
+    assert plan(dataclasses.replace(llama2, block_size=128), Purpose(1, 8, 1, 32, 1), chip=small)
 
 
 def served(work=None, max_q_len=None, q=None):

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from jpaged import cache as kv
 from jpaged.attention import ORDERS, WORDS, PagedAttention, paged_attention, prepare, resolve_backend, token_rows
 from pallas_kernels import reference
+from pallas_kernels.gpu import mosaic
 from tests.attention.batches import make_case, new_rows, stored
 
 loosely: Any = paged_attention  # for arguments that its annotations refuse
@@ -255,7 +256,14 @@ def test_nan_before_the_window_is_nobodys():
 
 
 @pytest.mark.parametrize("shape", [(0, 2, 3), (4, 0, 3), (4, 2, 0)], ids=["no tokens", "no rows", "no columns"])
-@pytest.mark.parametrize("backend", ["xla", "tpu_interpret"])
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "xla",
+        "tpu_interpret",
+        pytest.param("gpu_interpret", marks=pytest.mark.skipif(mosaic.lacks() is not None, reason=str(mosaic.lacks()))),
+    ],
+)
 def test_empty_batches(shape, backend):
     tokens, rows, columns = shape
     layout = kv.KVLayout(1, 4, 16, 2, 64, "bfloat16", ORDERS[backend])
@@ -341,7 +349,7 @@ def test_a_type_of_numbers_has_its_jax_name():
         kv.KVLayout(1, 1, 16, 1, 64, "e4m3")
 
 
-@pytest.mark.parametrize("backend", ["tpu", "gpu", "gpu_interpret", "mps"])
+@pytest.mark.parametrize("backend", ["tpu", "gpu", "mps"])
 def test_a_named_backend_never_falls_back(backend):
     with pytest.raises(ValueError, match=backend):
         resolve_backend(backend, "cpu")

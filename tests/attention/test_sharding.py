@@ -20,7 +20,7 @@ from jpaged.cache import WORDS, KVLayout
 from jpaged.model import AttentionView
 from models import partition
 from models.llama import Llama, parameter_shapes
-from scripts.inspection import compiler
+from scripts.inspection.tpu import compiler
 from tests.attention.batches import make_case, new_rows
 from tests.house.tree import ROOT
 from tests.models_tiny import tiny
@@ -274,7 +274,7 @@ def test_llama_3_8b_on_eight_chips_copies_no_cache():
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(compiler.folder())]),
     }
-    command = [sys.executable, str(ROOT / "tests" / "attention" / "llama_step.py")]
+    command = [sys.executable, str(ROOT / "tests" / "attention" / "llama_step.py"), "v6e", ""]
     done = subprocess.run(command, env={**os.environ, **told}, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])

@@ -11,9 +11,11 @@ import pytest
 
 from pallas_kernels import cases, tuning
 from pallas_kernels.cases import CASES
-from pallas_kernels.tpu.attention import MOST_QUERIES, Memory
+from pallas_kernels.options import MOST_QUERIES
+from pallas_kernels.tpu import rule
+from pallas_kernels.tpu.attention import Memory
 from pallas_kernels.tpu.chips import CHIPS
-from scripts.inspection import compiler, figures, schedules
+from scripts.inspection.tpu import compiler, figures, schedules
 from tests.house.tree import ROOT
 from tests.scripts.running import Script
 
@@ -224,7 +226,7 @@ def test_a_tiling_that_no_kernel_can_have(change, reason, tmp_path, monkeypatch)
     shape = figures.shape("v6e", "decode_bf16_b16")
     monkeypatch.setattr(tuning, "_findings", lambda chip: {shape.key: change})
     with pytest.raises(ValueError, match=rf"v6e\.json, .*{reason}"):
-        tuning.choose(CHIPS["v6e"], shape)
+        rule.choose(CHIPS["v6e"], shape)
 
 
 def test_findings_are_of_shapes_that_there_are():

@@ -1,5 +1,6 @@
 """bench_attention.py and what tune.py searches with: small batches, whose answers and choices are known."""
 
+import contextlib
 import dataclasses
 import importlib
 import json
@@ -12,8 +13,9 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.cases import CASES
 from pallas_kernels.tpu.tiling import Tiling
-from scripts.attention import attending, batches, timing
-from scripts.inspection import search
+from scripts.attention import attending, batches, others, timing
+from scripts.inspection import clock
+from scripts.inspection.tpu import search
 
 SMALL = {"rows": 2, "context": 40, "num_heads": 4, "num_kv_heads": 2}
 
@@ -51,7 +53,7 @@ def test_answers_are_compared_with_the_oracle(name: str, backend: str):
     assert batches.error(batch, who.cache(memory), jnp.roll(out, 1, axis=1)) > 0.1
 
 
-@pytest.mark.parametrize("name", attending.OTHERS)
+@pytest.mark.parametrize("name", ["jax_paged", "jax_ragged", "jax_triton"])
 def test_jaxs_own_kernels_are_handed_what_they_want(name: str, monkeypatch: pytest.MonkeyPatch):
     # The interpreter cannot run the ragged kernel; what it ships as its own reference takes the same arguments.
     ragged = importlib.import_module("jax.experimental.pallas.ops.tpu.ragged_paged_attention.kernel")
@@ -59,8 +61,9 @@ def test_jaxs_own_kernels_are_handed_what_they_want(name: str, monkeypatch: pyte
     monkeypatch.setattr(package, "ragged_paged_attention", ragged.ref_ragged_paged_attention)
     batch = small("decode_bf16_b16")
     lax = jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow")  # they are not written strictly
-    with pltpu.force_tpu_interpret_mode(), lax[0], lax[1]:
-        assert error_of(attending.others(name, batch), batch) <= 1e-2
+    interpreted = contextlib.nullcontext() if name == "jax_triton" else pltpu.force_tpu_interpret_mode()
+    with interpreted, lax[0], lax[1]:
+        assert error_of(others.attends(name, batch), batch) <= 1e-2
 
 
 def test_who_cannot_attend_says_why():
@@ -72,13 +75,16 @@ def test_who_cannot_attend_says_why():
         "no window",
     ]
     assert not list(attending.faults("tpu", CASES["decode_int8_b32"]))
+    assert list(attending.faults("cudnn", CASES["decode_f32_b16"])) == ["KV of sixteen bits"]
+    assert list(attending.faults("jax_triton", CASES["decode_bf16_b16_d64"])) == ["heads of 128"]
+    assert not list(attending.faults("cudnn", CASES["decode_f16_b16"]))
 
 
 def test_the_least_bytes_by_hand():
     batch = small("decode_bf16_b16")
     token = 2 * 2 * 128 * 2
-    assert batch.least_bytes == 2 * 40 * token + 2 * token + 2 * (2 * 4 * 128 * 2)
-    assert small("decode_bf16_b16_window", sliding_window=7).least_bytes == batch.least_bytes - 2 * 33 * token
+    assert batch.case.least_bytes == 2 * 40 * token + 2 * token + 2 * (2 * 4 * 128 * 2)
+    assert small("decode_bf16_b16_window", sliding_window=7).case.least_bytes == batch.case.least_bytes - 2 * 33 * token
 
 
 @pytest.mark.one_python
@@ -104,7 +110,7 @@ def test_the_script_prints_what_it_found(script):
     for flags, reason in (
         (["--case=decode_nothing"], "decode_bf16_b16"),
         (["--case=prefill_bf16_b16", "--context=20"], "context=20 must be at least 512"),
-        (["--backend=jax_paged"], "must be among xla, tpu_interpret"),
+        (["--backend=jax_paged"], "must be among xla, tpu_interpret, gpu_interpret"),
     ):
         done = bench.run(*flags)
         assert done.status == 2 and reason in done.err and len(done.complaints) == 1
@@ -158,9 +164,9 @@ def test_the_faster_on_the_clock_is_written(seconds, written, monkeypatch: pytes
             raise left.pop(0)
         return [left.pop(0)] * repeats, None, None
 
-    monkeypatch.setattr(search.timing, "step_seconds", timed)
-    monkeypatch.setattr(search.attending, "ours", attending.ours)
-    monkeypatch.setitem(search.CASES, "decode_bf16_b16", dataclasses.replace(CASES["decode_bf16_b16"], **SMALL))
+    monkeypatch.setattr(clock.timing, "step_seconds", timed)
+    monkeypatch.setattr(clock.attending, "ours", attending.ours)
+    monkeypatch.setitem(clock.CASES, "decode_bf16_b16", dataclasses.replace(CASES["decode_bf16_b16"], **SMALL))
     found = search.timed("v6e", "decode_bf16_b16", [NOW, OTHER], backend="tpu_interpret")
     assert not left
     if written:

@@ -16,6 +16,7 @@ SHARES = [
 SCHEDULES = [
     {"chip": chip, "case": "decode", "cycles_per_token": 1.5, "bandwidth_bound": 4.0} for chip in ("v6e", "tpu7x")
 ]
+COPIED = [{"chip": chip, "case": case} for chip in ("A100", "H200") for case in ("decode_bf16_b16", "prefill_bf16_b16")]
 
 
 @pytest.mark.parametrize("kind", [".png", ".svg", ".pdf"])
@@ -27,6 +28,7 @@ def test_every_picture(tmp_path, kind):
         "shares": lambda path: plot.shares(SHARES, path),
         "one share": lambda path: plot.shares(SHARES[:1], path),
         "schedules": lambda path: drawing.draw(SCHEDULES, path),
+        "copies": lambda path: drawing.draw([*SCHEDULES, *COPIED], path),
     }
     for name, into in draw.items():
         path = tmp_path / f"{name}{kind}"

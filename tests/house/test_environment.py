@@ -28,7 +28,13 @@ esac
 """
 ABSENT = "#!/usr/bin/env bash\nexit 127\n"
 MADE, INSTALLED, INSTALLED_DEV = "-m venv .venv", "install -e .", "install -e .[dev]"
-COMPILER = "install --quiet --no-deps --target .venv/libtpu libtpu==0.0.52"
+TPU_COMPILER = "install --quiet --no-deps --target .venv/libtpu libtpu==0.0.52"
+# The stand-in says the same to every question; a real Python would name its jax's version here.
+GPU_COMPILER = (
+    "install --quiet --no-deps --target .venv/cuda jax-cuda13-plugin==3.12.1 jax-cuda13-pjrt==3.12.1 "
+    "nvidia-cuda-crt==13.5.37 nvidia-cuda-nvcc==13.5.37 nvidia-cuda-nvdisasm==13.5.37 nvidia-cuda-runtime==13.5.37 "
+    "nvidia-nvvm==13.5.37"
+)
 
 
 class Machine:
@@ -101,7 +107,7 @@ def test_the_first_time_makes_it_and_the_second_does_nothing(machine: Machine):
 def test_extras_are_added_and_never_taken_away(machine: Machine):
     machine.set_up()
     machine.set_up("dev")
-    assert machine.did == [INSTALLED_DEV, COMPILER]
+    assert machine.did == [INSTALLED_DEV, TPU_COMPILER, GPU_COMPILER]
     machine.set_up()
     assert machine.did == []
 
@@ -112,7 +118,7 @@ def test_changed_declarations_are_installed_again(machine: Machine, name: str):
     with (machine.checkout / name).open("a") as file:
         file.write("# changed\n")
     machine.set_up()
-    assert machine.did == [INSTALLED_DEV, COMPILER]
+    assert machine.did == [INSTALLED_DEV, TPU_COMPILER, GPU_COMPILER]
 
 
 def test_a_folder_of_somebody_else_is_left_alone(machine: Machine):

@@ -18,7 +18,8 @@ ORDER_OF_PACKAGES = (*PACKAGES, SCRIPTS)
 # know each other. Only jpaged/__init__.py, which is the front door and no room, may import them all.
 ORDER_OF_ROOMS = """
     checks < config
-    types config < blocks < tables sharding < cache quantisation < xla_attention < tpu_attention < backends
+    types config < blocks < tables sharding < cache quantisation < xla_attention
+    xla_attention < trees < gpu_attention tpu_attention < backends
     backends < misfits < attention
     attention < model sampling
     model sampling < beam < plan < state < step

@@ -1,0 +1,154 @@
+"""Faults planted in the GPU kernels, each with a batch that must show it: a wrong result, NaN, or a race."""
+
+from __future__ import annotations
+
+from pallas_kernels.gpu import attention, copying, eighths, flash, items, sums
+from tests.attention.kernel_mutants import Mutant
+
+MUTANTS = [
+    Mutant(
+        "values are not waited for",
+        copying.Moves,
+        "wait_for_values",
+        'plgpu.barrier_wait(self._smem["v_there"].at[slot])',
+        "pass",
+    ),
+    Mutant(
+        "queries are not waited for",
+        copying.Moves,
+        "wait_for_queries",
+        'plgpu.barrier_wait(self._smem["q_there"])',
+        "pass",
+    ),
+    Mutant(
+        "without TMA, a chunk too few is waited for", copying.Moves, "turn", "* (stages - 2)", "* (stages - 1)", "waits"
+    ),
+    Mutant(
+        "without TMA, the last chunks are not waited for",
+        copying.Moves,
+        "turn",
+        "plgpu.wait_gmem_to_smem(0))  # the last",
+        "plgpu.wait_gmem_to_smem(on_their_way))  # the last",
+        "waits",
+    ),
+    Mutant(
+        "without TMA, a slot is filled before the wait",
+        copying.Moves,
+        "turn",
+        "    on_their_way =",
+        "    self.fetch(further)\n    on_their_way =",
+        "waits",
+    ),
+    Mutant(
+        "the first keys are not waited for",
+        copying.Moves,
+        "turn",
+        'plgpu.barrier_wait(self._smem["k_there"].at[slot])',
+        "pass",
+    ),
+    Mutant(
+        "reads are not done when a slot is filled again", copying.Moves, "turn", "plgpu.commit_smem()", "pass", "long"
+    ),
+    Mutant(
+        "a block behind the last is fetched",
+        copying.Moves,
+        "fetch",
+        "self._span.end - 1",
+        "self._span.end + 99",
+        "bounds",
+    ),
+    Mutant("the last page is clamped too early", copying.Moves, "fetch", "self._span.end - 1", "self._span.end - 17"),
+    Mutant(
+        "the page of the chunk's first token serves all", copying.Moves, "fetch", "chunk + k * self._at_once", "chunk"
+    ),
+    Mutant(
+        "the chunk at hand is fetched again",
+        copying.Moves,
+        "turn",
+        "self.fetch(further))\n        plgpu",
+        "self.fetch(further - 1))\n        plgpu",
+        "long",
+    ),
+    Mutant("values are keys", copying.Moves, "fetch", "(block * 2 + which)", "(block * 2 + 0 * which)"),
+    Mutant("another layer is read", copying.Moves, "__init__", "layer * (", "0 * ("),
+    Mutant("another head is read", copying.Moves, "fetch", "form.num_kv_heads + self._head", "form.num_kv_heads"),
+    Mutant(
+        "values behind the last token stay",
+        flash._Tile,
+        "_fold",
+        "(token >= self.span.oldest) & (token < self.span.end)",
+        "(token >= self.span.oldest)",
+    ),
+    Mutant(
+        "values before the window stay",
+        flash._Tile,
+        "_fold",
+        "(token >= self.span.oldest) & (token < self.span.end)",
+        "(token < self.span.end)",
+        "before",
+    ),
+    Mutant("no chunk is masked", flash._Tile, "chunk", "self.span.end - self.span.count + 1", "self.span.end + 999"),
+    Mutant(
+        "the chunk at the window's edge is not masked",
+        flash._Tile,
+        "chunk",
+        "start < self.span.end - self.inputs.window_1[0]",
+        "start < 0",
+        "window",
+    ),
+    Mutant("a token too many is seen", flash._Tile, "_seen", "token <= last", "token <= last + 1", "few"),
+    Mutant("the window is one wider", flash._Tile, "_seen", "token > last -", "token >= last -", "window"),
+    Mutant("trees are ignored", flash._Tile, "_seen", "(own < 0) |", "(own < 99) |", "tree"),
+    Mutant("old sums do not fade", flash._Tile, "_fold", "acc = acc * across(fade, acc)", "pass", "long"),
+    Mutant("old weights do not fade", flash._Tile, "_fold", "mass * fade +", "mass +", "long"),
+    Mutant(
+        "the cap is not multiplied back",
+        flash._Tile,
+        "_fold",
+        "jnp.tanh(scores) * self",
+        "jnp.tanh(scores) + 0 * self",
+        "cap",
+    ),
+    Mutant("splits overlap", flash, "_span", "begin + split * each", "begin + split * (each - 1)", "long"),
+    Mutant(
+        "the window begins a chunk late",
+        flash,
+        "_span",
+        "begin = lax.div(oldest, jnp.int32(chunk))",
+        "begin = lax.div(oldest, jnp.int32(chunk)) + 1",
+        "window",
+    ),
+    Mutant("sinks have no weight", sums.Sums, "result", "+ jnp.exp2(sink_P - most_P)", "", "sinks"),
+    Mutant("a split's rows are its neighbour's", sums, "first_row", "* splits + split", "* splits + split * 0", "long"),
+    Mutant(
+        "parts without a token count",
+        attention,
+        "combine",
+        "across(mass, part) != 0.0",
+        "across(mass, part) != 9.5",
+        "short",
+    ),
+    Mutant("parts are not weighted", attention, "combine", "part * across(weight, part), 0.0", "part, 0.0", "long"),
+    Mutant(
+        "the last splits are left out",
+        attention,
+        "combine",
+        "_AT_ONCE * _AT_ONCE, splits",
+        "_AT_ONCE * _AT_ONCE, splits - 1",
+        "long",
+    ),
+    Mutant(
+        "a query's results are the next one's",
+        items,
+        "by_token",
+        "items.place_T[:, None] * group",
+        "items.place_T[:, None]",
+        "few",
+    ),
+    Mutant("a tile too few", items, "most_tiles", "+ min(num_rows, num_tokens)", "", "mixed"),
+    Mutant("tiles see a token too few", items, "tiles", "+ before_X + count_X,", "+ before_X + count_X - 1,", "mixed"),
+    Mutant(
+        "rows that contradict themselves are served", attention, "prepare", "(kv_lens_R >= q_lens_R) &", "", "unsound"
+    ),
+    Mutant("eight bits keep a wrong exponent", eighths, "converted", "* 256.0", "* 128.0", "eighths"),
+]

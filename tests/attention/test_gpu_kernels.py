@@ -1,0 +1,281 @@
+"""The GPU kernels against the oracle, in JAX's GPU interpreter: races are errors, and memory that nobody has written is
+NaN, in the cache as in shared memory.
+
+The interpreter runs the kernel as Hopper has it, with one thing put in for another: `plgpu.mma`, of which it knows
+nothing, is `jnp.dot`. What Ampere and Ada do otherwise (cp.async and its waits) it cannot run; docs/gpu.md says so.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jpaged import cache as kv
+from jpaged.attention import paged_attention
+from jpaged.cache import HEADS
+from pallas_kernels import tuning
+from pallas_kernels.gpu import attention, chips, copying, eighths, flash, mosaic
+from pallas_kernels.gpu.copy import copy_blocks
+from pallas_kernels.gpu.tiling import Rows, Tiling
+from tests.attention import checking
+from tests.attention.batches import make_case, stored
+from tests.attention.checking import DECODE, MIXED
+
+pytestmark = pytest.mark.skipif(mosaic.lacks() is not None, reason=str(mosaic.lacks()))
+
+SHORT = Tiling(chunk=32, stages=2, splits=2)  # so that a hundred tokens are several chunks
+WHOLE = dataclasses.replace(SHORT, splits=1)
+
+
+@pytest.fixture(autouse=True)
+def races_are_errors(monkeypatch):
+    monkeypatch.setattr(attention, "interpreter", lambda: mosaic.plgpu.InterpretGPUParams(detect_races=True))
+
+
+def check(case, *, tiling=SHORT, **options):
+    checking.check(case, backend="gpu_interpret", tiling=tiling, **options)
+
+
+def make(q_lens, kv_lens, *, heads=(2, 4), head_dim=64, block_size=16, dtype="bfloat16", **more):
+    sizes = {"heads": heads, "head_dim": head_dim, "block_size": block_size}
+    return make_case(5, q_lens, kv_lens, **sizes, dtype=dtype, order=HEADS, **more)
+
+
+LATER = pytest.mark.every_setting
+
+
+@pytest.mark.parametrize("tiling", [SHORT, pytest.param(WHOLE, marks=LATER)], ids=["splits", "whole"])
+@pytest.mark.parametrize("name", DECODE)
+def test_decode(name, tiling):
+    check(make(*DECODE[name]), max_q_len=1, tiling=tiling)
+
+
+@pytest.mark.parametrize("tiling", [pytest.param(SHORT, marks=LATER), WHOLE], ids=["splits", "whole"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sliding_window": 40},
+        {"soft_cap": 2.0, "sinks": np.linspace(-1, 2, 8)},
+        {"sliding_window": 5, "sm_scale": 0.3, "sinks": np.linspace(2, -1, 8)},
+        {"writes": False},
+    ],
+    ids=lambda options: ",".join(options),
+)
+def test_decode_options(options, tiling):
+    check(make([1, 1, 0, 1], [200, 33, 7, 129]), max_q_len=1, tiling=tiling, **options)
+
+
+@pytest.mark.parametrize(
+    ("heads", "head_dim"),
+    [
+        pytest.param((8, 4), 64, marks=LATER),
+        ((1, 4), 80),
+        ((1, 3), 96),
+        pytest.param((2, 7), 128, marks=LATER),
+        pytest.param((2, 2), 192, marks=LATER),
+        ((1, 1), 256),
+        pytest.param((1, 20), 128, marks=LATER),
+    ],
+)
+def test_heads(heads, head_dim):
+    check(make([20, 1, 1], [90, 70, 33], heads=heads, head_dim=head_dim))
+
+
+@pytest.mark.parametrize("block_size", [8, 32, 64, 256])
+def test_block_sizes(block_size):
+    check(make([1, 1, 12], [300, block_size, 40], block_size=block_size))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float8_e4m3fn", "float8_e5m2", "int8"])
+def test_dtypes(dtype):
+    scales = None if dtype == "float16" else [[0.5, 2.0], [0.25, 1.0]]
+    check(make([1, 20, 0, 1], [100, 45, 7, 33], dtype=dtype, pad=3), pad=3, scales=scales)
+
+
+@pytest.mark.parametrize("chip", [chips.GPUS["A100"], chips.GPUS["H200"]], ids=lambda chip: chip.name)
+@pytest.mark.parametrize("wide", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "int8"])
+def test_every_number_of_eight_bits(dtype, wide, chip):
+    numbers = jnp.arange(256, dtype=jnp.uint8).view(dtype)
+    found = np.asarray(eighths.converted(numbers, jnp.dtype(wide), chip).astype(jnp.float32))
+    np.testing.assert_array_equal(found, np.asarray(numbers.astype(jnp.float32)))
+
+
+@pytest.mark.parametrize("max_q_len", [1, 20])
+def test_nan_stays_in_its_row(max_q_len):
+    case = make([max_q_len] * 2, [40, 70], heads=(1, 4))
+    checking.check_nan_stays(case, backend="gpu_interpret", tiling=SHORT, max_q_len=max_q_len)
+
+
+class Ref:
+    """Stands for an array in memory, and knows which part of it is meant."""
+
+    def __init__(self, *index):
+        self.index = index
+
+    @property
+    def at(self):
+        return self
+
+    def __getitem__(self, index):
+        return Ref(*self.index, index)
+
+
+def moves(chip, *, chunks, stages=2):
+    """The copies of a program on a chip, of which nothing is done: what is ordered is listed, with `Moves` itself."""
+    rows, heads, blocks = Rows(1, 4, 64), 2, 9
+    tiling = Tiling(64, stages)
+    form = flash.Form("", rows, tiling, chip, heads, 16, blocks, window=False, soft_cap=False, sinks=False, tree=False)
+    tables = np.array([[5, 3, 7, 2, 1, *[blocks] * 99], [blocks] * 104], np.int32)
+    smem: dict[str, Any] = {name: Ref() for name in ("k_smem", "v_smem", "k_there", "v_there")}
+    span = flash._Span(row=0, end=70, count=1, start=69, oldest=0, first=0, chunks=chunks)
+    return copying.Moves(form, Ref(), tables, 1, 1, span, smem)
+
+
+@pytest.fixture
+def ordered(monkeypatch):
+    """What copies and waits are ordered: of each copy what it brings, of each wait how many may be on their way."""
+    return list_orders(monkeypatch)
+
+
+def list_orders(patch):
+    found: list[Any] = []
+    patch.setattr(mosaic._Mosaic, "copy_gmem_to_smem", lambda _, there, *__, **___: found.append(there), False)
+    patch.setattr(mosaic._Mosaic, "wait_gmem_to_smem", lambda _, left: found.append(left), False)
+    return found
+
+
+def check_bounds(chip, ordered):
+    """Every block that is fetched is one of the row's: cp.async knows no bounds, and masks hide what it brought."""
+    program = moves(chip, chunks=2)
+    program.fetch(jnp.int32(0))
+    program.fetch(jnp.int32(1))
+    ids = [(int(there.index[0]) - 9 * 2 * 2) // (2 * 2) for there in ordered]
+    assert ids == [5, 5, 3, 3, 7, 7, 2, 2, *[1] * 8]
+
+
+@pytest.mark.parametrize("chip", ["A100", "H200"])
+def test_no_copy_reads_what_a_row_does_not_own(chip, ordered):
+    check_bounds(chips.GPUS[chip], ordered)
+
+
+def check_waits(stages, chunks, ordered):
+    """With cp.async a chunk's copies are done when it is read, and a slot is filled behind a wait for all threads."""
+    program = moves(chips.GPUS["A100"], chunks=chunks, stages=stages)
+    for nth in range(min(chunks, stages - 1)):
+        program.fetch(nth)
+    each = len(ordered) // min(chunks, stages - 1)
+    done = 0
+    for nth in range(chunks):
+        before = len(ordered)
+        program.turn(nth)
+        turn = ordered[before:]
+        assert isinstance(turn[0], int), "a copy stands before the wait"
+        assert sum(isinstance(event, int) for event in turn) == 1
+        issued = sum(isinstance(event, Ref) for event in ordered[:before])
+        done = max(done, issued - turn[0])
+        assert done >= each * (nth + 1), "a chunk is read that is not there"
+        assert len(turn) - 1 == (each if nth + stages - 1 < chunks else 0)
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+@pytest.mark.parametrize("chunks", [1, 2, 3, 6])
+def test_without_tma_chunks_are_waited_for(stages, chunks, ordered):
+    check_waits(stages, chunks, ordered)
+
+
+@pytest.mark.parametrize("max_q_len", [1, 5])
+def test_nan_before_the_window_is_nobodys(max_q_len):
+    q, data, cache, tables, kv_lens, cu = make([1, max_q_len], [40, 61])
+    data[1, tables[0, 0]] = data[1, tables[1, 1]] = np.nan
+    rows = jnp.asarray(tables), jnp.asarray(kv_lens), jnp.asarray(cu)
+    with tuning.trying(WHOLE):
+        out, _ = paged_attention(
+            jnp.asarray(q), None, None, stored(cache.layout, data), 1, *rows, max_q_len=max_q_len,
+            sliding_window=20, backend="gpu_interpret",
+        )  # fmt: skip
+    assert np.isfinite(np.asarray(out)).all()
+
+
+@pytest.mark.parametrize("most", [1, pytest.param(4, marks=LATER), 20])
+def test_rows_that_contradict_themselves_give_zeros(most):
+    """More queries than promised, than tokens, or more tokens than the table holds."""
+    found, _, cache, tables, kv_lens, cu = make([1, 2, 5, 1], [20, 9, 5, 40])
+    kv_lens[1], kv_lens[3] = 1, 16 * tables.shape[1] + 1
+    new = jnp.ones((9, 2, 64))
+    arrays = jnp.asarray(tables), jnp.asarray(kv_lens), jnp.asarray(cu)
+    with tuning.trying(SHORT):
+        out, after = paged_attention(
+            jnp.asarray(found), new, new, cache, 1, *arrays, backend="gpu_interpret", max_q_len=most
+        )
+    there = np.asarray(out).any(axis=(1, 2))
+    assert there.tolist() == [True, False, False, *[most == 20] * 5, False] and np.isfinite(np.asarray(out)).all()
+    before, now = (np.asarray(kv.unpack(cache.layout, x.data).astype(jnp.float32)) for x in (cache, after))
+    for row in (1, 3):
+        np.testing.assert_array_equal(now[:, tables[row, 0]], before[:, tables[row, 0]])
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=LATER) if name == "chunks" else name for name in MIXED])
+def test_mixed(name):
+    check(make(*MIXED[name], pad=2), pad=2, hoisted=True)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"sliding_window": 30}, {"soft_cap": 3.0, "sinks": np.linspace(-1, 2, 8)}, {"writes": False}],
+    ids=lambda options: ",".join(options),
+)
+def test_mixed_options(options):
+    check(make([40, 1, 9], [200, 33, 150]), **options)
+
+
+@pytest.mark.parametrize("writes", [True, False])
+def test_a_few_queries_a_row(writes):
+    check(make([3, 8, 1, 0, 5], [70, 8, 129, 5, 131]), max_q_len=8, writes=writes)
+
+
+def test_a_tree_of_tokens():
+    tree = np.zeros((9, 4), bool)
+    for t, seen in enumerate([[0], [0, 1], [0, 2], [0, 1, 3], [0], [0, 1, 2], [0], [1], [0, 1, 2]]):
+        tree[t, seen] = True
+    check(make([4, 2, 3], [130, 20, 40]), max_q_len=4, tree=tree)
+    check(make([4, 2, 3], [70, 20, 40], heads=(1, 20)), max_q_len=4, tree=tree)  # of which three queries fit an item
+
+
+@pytest.mark.parametrize(
+    "tiling",
+    [
+        Tiling(64, 3, 4),
+        pytest.param(Tiling(64, 4), marks=LATER),
+        Tiling(128, 2, 3),
+        pytest.param(Tiling(32, 4, 9), marks=LATER),
+    ],
+    ids=["three stages", "four stages", "long chunks", "many splits"],
+)
+def test_tilings(tiling):
+    check(make([1, 1, 0, 1, 1], [300, 33, 9, 128, 1]), max_q_len=1, tiling=tiling)
+
+
+@LATER
+@settings(max_examples=8)
+@given(st.data())
+def test_any_batch(data):
+    rows = data.draw(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 150)), min_size=1, max_size=4))
+    options = {"sliding_window": data.draw(st.sampled_from([None, 1, 17, 100]))}
+    options = {name: value for name, value in options.items() if value is not None}
+    check(make([q for q, _ in rows], [q + n for q, n in rows], pad=1), pad=1, **options)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_copies(dtype):
+    layout = kv.KVLayout(2, 9, 8, 1, 64, dtype, HEADS)
+    data = jax.random.randint(jax.random.key(0), layout.shape, -99, 99).astype(dtype)
+    src, dst = jnp.array([3, 0, 8, 5], jnp.int32), jnp.array([1, 9, 2, 9], jnp.int32)
+    with mosaic.described(chips.INTERPRETED.kind):
+        found = copy_blocks(data, src, dst, interpret=attention.interpreter())
+    np.testing.assert_array_equal(found, kv.copy_blocks(kv.KVCache(data, layout), src, dst).data)
