@@ -45,7 +45,7 @@ def test_installed_version_is_the_one_in_the_source():
 
 
 def test_extras_are_installed_metadata():
-    assert extras() == {"tpu", "gpu", "inspect", "inspect_gpu", "plot", "dev"}
+    assert extras() == {"tpu", "gpu", "inspect", "inspect-gpu", "plot", "dev"}
     declared = importlib.metadata.metadata("jpaged").get_all("Provides-Extra")
     assert set(declared or ()) == extras()
 
