@@ -21,6 +21,7 @@ from tests.attention.test_gpu_kernels import (
 )
 
 pytestmark = [
+    pytest.mark.every_setting,  # minutes, for what changes only with the kernels
     pytest.mark.one_python,
     pytest.mark.skipif(mosaic.lacks() is not None, reason=str(mosaic.lacks())),
 ]
