@@ -68,6 +68,7 @@ def test_a_run_knows_what_it_used(llm: LLM, workload: Workload):
     assert all(one.deltas[-1][0] <= run.seconds for one in run.served)
 
 
+@pytest.mark.one_python
 def test_a_run_keeps_nothing_of_its_engine(workload: Workload):
     """Its KV may be a gigabyte, and the next case has an engine of its own."""
     llm = LLM(tiny("llama"), **SETTINGS)

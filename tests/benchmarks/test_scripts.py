@@ -110,6 +110,7 @@ def test_host(script: Scripts):
     assert record["waiting"] == 5 and record["scheduler_us"] > 0 and record["lookup_ms"] > 0
 
 
+@pytest.mark.one_python
 def test_sharing(script: Scripts):
     small = (
         "--widths=2",
