@@ -18,6 +18,8 @@ from pallas_kernels.gpu import attention as kernels
 from pallas_kernels.gpu import chips, mosaic
 from pallas_kernels.options import Options, Purpose
 
+Work = kernels.Work
+
 
 def lacks() -> str | None:
     """What is wanting to run the kernels with this JAX, and the way out; None if nothing."""

@@ -17,6 +17,8 @@ from pallas_kernels.options import Options, Purpose
 from pallas_kernels.tpu import attention as kernels
 from pallas_kernels.tpu import chips
 
+Work = kernels.Work
+
 
 def serves_here() -> bool:
     """Whether the kernels know the chip that is compiled for."""

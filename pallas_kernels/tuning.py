@@ -12,7 +12,7 @@ import functools
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 TUNED = Path(__file__).parent / "tuned"
 
@@ -21,13 +21,13 @@ Tiling = TypeVar("Tiling")
 
 def choose(chip: str, key: str, ruled: Tiling) -> Tiling:
     """The tiling in force: one that is being tried, or the ruled one as findings for the shape ``key`` change it."""
-    tried: Any = _TRIED.get()
+    tried, given = _TRIED.get(), cast(Any, ruled)
     if type(tried) is type(ruled):
         return tried
-    choices = {field.name for field in dataclasses.fields(ruled)}  # type: ignore[arg-type]
+    choices = {field.name for field in dataclasses.fields(given)}
     found = {name: value for name, value in _findings(chip).get(key, {}).items() if name in choices}
     try:
-        return dataclasses.replace(ruled, **found)  # type: ignore[type-var]
+        return dataclasses.replace(given, **found)
     except ValueError as error:
         raise ValueError(f"{file(chip)}, {key!r}: {error}") from error
 

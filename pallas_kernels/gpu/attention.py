@@ -26,6 +26,7 @@ from pallas_kernels.gpu.tiling import CHUNKS, Rows, Shape, Tiling, rule
 from pallas_kernels.options import LOG2E, MOST_QUERIES, Options, Purpose
 
 DTYPES = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8")  # of KV
+_NO_BLOCK = 2**31 - 1  # of any cache, so that no write of padding finds one
 _TALL, _WIDEST = 64, 192  # rows of an item of a longer row; of wider heads half as many, for want of shared memory
 
 
@@ -179,7 +180,7 @@ def prepare(
         many = items.tiles(sound_R & ~small_R, *rows, height=height, num_items=num_items)
     served_T = tokens.real_T & sound_R[tokens.row_T]
     position_T = jnp.where(served_T, tokens.position_T, 0)
-    block_T = jnp.where(served_T, block_tables_RM[tokens.row_T, position_T // block_size], how.memory.num_blocks)
+    block_T = jnp.where(served_T, block_tables_RM[tokens.row_T, position_T // block_size], _NO_BLOCK)
     large_T = served_T & ~small_R[tokens.row_T]
     return Work(how.purpose, served_T, large_T, block_T, position_T % block_size, few, many)
 

@@ -16,7 +16,7 @@ from pallas_kernels.cases import Case
 from .batches import Batch, blocks
 
 # What a kernel says of a shape or dtype that it cannot have, and a device of memory that it has not.
-REFUSALS = (ValueError, NotImplementedError, ImportError, RuntimeError)
+REFUSALS = (ValueError, NotImplementedError, jax.errors.JaxRuntimeError)
 # What comes with JAX, by platform: jax.experimental.pallas.ops' kernels, and its way to cuDNN's attention.
 OTHERS_OF = {"tpu": ("jax_paged", "jax_ragged"), "gpu": ("jax_triton", "cudnn")}
 OTHERS = tuple(name for names in OTHERS_OF.values() for name in names)

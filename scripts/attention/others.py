@@ -20,7 +20,10 @@ from .batches import Batch, blocks
 def attends(name: str, batch: Batch) -> Attends:
     """They only read: the batch's own KV is in memory before they are timed."""
     pages_LNBCKD = _written(batch)
-    memory, step = _STEPS[name](batch, pages_LNBCKD)
+    try:
+        memory, step = _STEPS[name](batch, pages_LNBCKD)
+    except ImportError as error:
+        raise ValueError(f"jax {jax.__version__} has it no more, or not yet ({error})") from error
     rows = batch.tables_RM, batch.kv_lens_R, batch.cu_q_lens_R1
     return Attends(step, memory, rows, lambda _: KVCache(pages_LNBCKD, layout(batch, kv.CANONICAL)))
 
@@ -100,6 +103,10 @@ def _cudnn(batch: Batch, pages_LNBCKD: Any) -> tuple[Any, Callable[..., Any]]:
 
     case = batch.case
     attend: Any = cudnn.paged_attention  # a decorator hides what it takes
+    try:
+        cudnn.check_cudnn_version()
+    except RuntimeError as error:  # how it says that there is none
+        raise ValueError(str(error)) from error
 
     def step(q, k, v, memory, rows):
         table = rows[0][:, None, :, None]

@@ -9,7 +9,8 @@ import pytest
 
 from jpaged import cache as kv
 from jpaged.attention import paged_attention, prepare
-from jpaged.cache import WORDS
+from jpaged.cache import HEADS, WORDS
+from pallas_kernels.gpu import mosaic
 from pallas_kernels.options import Purpose
 from pallas_kernels.tpu import chips
 from pallas_kernels.tpu.attention import Memory, plan
@@ -48,6 +49,16 @@ def test_work_of_another_batch_is_refused(change, max_q_len):
     )  # fmt: skip
     with pytest.raises(ValueError, match="work was prepared for another number of rows, columns, tokens"):
         served(work, max_q_len)
+
+
+@pytest.mark.skipif(mosaic.lacks() is not None, reason=str(mosaic.lacks()))
+def test_work_of_another_backend_is_refused():
+    _, _, cache, tables, kv_lens, cu = make([1, 3], [20, 9])
+    blocks = kv.KVLayout(2, cache.layout.num_blocks, 16, 2, 128, "bfloat16", HEADS)
+    arrays = jnp.asarray(tables), jnp.asarray(kv_lens), jnp.asarray(cu)
+    work = prepare(blocks, *arrays, num_heads=8, num_tokens=4, max_q_len=3, backend="gpu_interpret")
+    with pytest.raises(ValueError, match="or backend; try prepare"):
+        served(work, 3)
 
 
 def test_no_gradient_and_no_vmap():

@@ -19,10 +19,10 @@ from typing import Any
 
 from inspection.gpu import toolkit
 from pallas_kernels.gpu.chips import Gpu
+from pallas_kernels.gpu.tiling import THREADS
 
 _ROOT = Path(__file__).resolve().parents[3]
 _RESERVED = 1024  # bytes of shared memory that a block of threads takes besides its own
-THREADS = 128
 
 
 @dataclasses.dataclass(frozen=True)
