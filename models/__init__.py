@@ -24,6 +24,8 @@ __all__ = ["LoadedModel", "ModelConfig", "ModelError", "load"]
 
 log = logging.getLogger(__name__)
 
+_FORMS = {"cpu": stacks.unstack, "gpu": stacks.apart}  # of layers, where a stack of them is not what suits a platform
+
 
 def load(name: str, *, dtype: DType = "auto", progress: bool | None = None) -> LoadedModel:
     """Loads a model onto the device, fetching and converting it first if need be.
@@ -43,8 +45,8 @@ def load(name: str, *, dtype: DType = "auto", progress: bool | None = None) -> L
         log.warning("%s", remark)
     model = Llama(config, name=name if name == "default" else Path(name).name)
     restored = weights.restore(folder / "weights", dtype=dtypes.resolve(dtype))
-    if jax.default_backend() == "cpu":
-        restored = {**restored, "layers": stacks.unstack(restored["layers"])}
+    if suited := _FORMS.get(jax.default_backend()):
+        restored = {**restored, "layers": suited(restored["layers"])}
     return LoadedModel(model, restored, tokenizer, config)
 
 

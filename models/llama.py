@@ -1,6 +1,7 @@
 """The Llama family: what its decoder layer computes, and the whole as a `Model`.
 
-Layers run under `lax.scan`, each taking its weights from all layers' (`stacks`).
+Layers run under `lax.scan`, each taking its weights from all layers', or one after another where each has its own
+(`stacks`).
 """
 
 from __future__ import annotations
@@ -109,15 +110,19 @@ class Llama:
         self, weights: Weights, tokens_T: Int32[Array, " T"], positions_T: Int32[Array, " T"], view: AttentionView
     ) -> tuple[Float[Array, "T E"], AttentionView]:
         """See `Model.hidden`."""
-        outer = self._merged_outer(weights)
+        outer, layers = self._merged_outer(weights), weights["layers"]
         turns = rotations(positions_T, self._frequencies_C, self._attention_factor)
         x_TE = outer.embed(tokens_T)
+        if isinstance(layers, tuple):
+            for index, one in enumerate(layers):
+                x_TE, view = nnx.merge(self._layer, one)(x_TE, index, turns, view)
+        else:
 
-        def body(carry: tuple[Array, AttentionView], index: Int32[Array, ""]) -> tuple[tuple, None]:
-            one = nnx.merge(self._layer, stacks.layer(weights["layers"], index))
-            return one(carry[0], index, turns, carry[1]), None
+            def body(carry: tuple[Array, AttentionView], index: Int32[Array, ""]) -> tuple[tuple, None]:
+                one = nnx.merge(self._layer, stacks.layer(layers, index))
+                return one(carry[0], index, turns, carry[1]), None
 
-        (x_TE, view), _ = lax.scan(body, (x_TE, view), jnp.arange(self.config.num_layers, dtype=jnp.int32))
+            (x_TE, view), _ = lax.scan(body, (x_TE, view), jnp.arange(self.config.num_layers, dtype=jnp.int32))
         return outer.final_norm(x_TE), view
 
     def logits(self, weights: Weights, hidden_RE: Float[Array, "R E"]) -> Float32[Array, "R V"]:

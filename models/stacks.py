@@ -1,9 +1,12 @@
-"""One layer's weights out of all layers': a slice of a stack or, on CPUs, a choice among separate matrices.
+"""One layer's weights out of all layers': a slice of a stack, a choice among separate matrices, or weights apart.
 
 A loop over layers that slices stacked matrices copies each one before it is used on CPUs: XLA's products there take no
 offset that is known only at run time. So `unstack` makes every layer's matrix an array of its own, and the product
 chooses: one branch a layer, with nothing in it but that product. All else in the loop is compiled once, which unrolled
-layers would compile once each. It does not know what the matrices are for.
+layers would compile once each. On GPUs products take no such offset either, and a choice there would be one launch more
+and a wait for the host; so `apart` gives layers that are unrolled, which XLA starts all at once, as one CUDA graph.
+
+It does not know what the matrices are for.
 """
 
 from __future__ import annotations
@@ -69,3 +72,18 @@ def unstack(layers: Any) -> Any:
         return Matrices(tuple(jax.device_put(matrix, leaf.sharding, may_alias=True) for matrix in host))
 
     return jax.tree.map(cut, layers)
+
+
+def apart(layers: Any) -> tuple[Any, ...]:
+    """Each layer's weights as a tree of their own, on the device that the stacks are on.
+
+    The stacks are deleted, one after another: a device has no room for both.
+    """
+    stacks, tree = jax.tree.flatten(layers)
+
+    def cut(stack: Array) -> list[Array]:
+        host, device = np.array(stack), stack.sharding
+        stack.delete()
+        return [jax.device_put(one, device) for one in host]
+
+    return tuple(tree.unflatten(leaves) for leaves in zip(*map(cut, stacks), strict=True))

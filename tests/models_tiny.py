@@ -55,8 +55,14 @@ def tiny(family: str, dtype: DType = "float32") -> LoadedModel:
 
 
 def stacked(loaded: LoadedModel) -> LoadedModel:
-    """The same model with its layers in one stack, as TPUs and GPUs run it."""
+    """The same model with its layers in one stack, as TPUs run it."""
     return loaded._replace(weights={**loaded.weights, "layers": stack(loaded.weights["layers"])})
+
+
+def apart(loaded: LoadedModel) -> LoadedModel:
+    """The same model with each layer's weights apart, as GPUs run it."""
+    layers = jax.tree.map(jnp.copy, stack(loaded.weights["layers"]))  # what others hold too must stay
+    return loaded._replace(weights={**loaded.weights, "layers": stacks.apart(layers)})
 
 
 def stack(layers: Any) -> Any:

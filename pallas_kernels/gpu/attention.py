@@ -27,7 +27,8 @@ from pallas_kernels.options import LOG2E, MOST_QUERIES, Options, Purpose
 
 DTYPES = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8")  # of KV
 _NO_BLOCK = 2**31 - 1  # of any cache, so that no write of padding finds one
-_TALL, _WIDEST = 64, 192  # rows of an item of a longer row; of wider heads half as many, for want of shared memory
+_TALL = 64  # rows of an item of a longer row
+_WIDEST = 192  # of wider heads half as many, whose operands have room in registers; wgmma's need none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,15 +126,15 @@ def plan(memory: Memory, purpose: Purpose, *, interpret: Any = None, chip: Gpu |
     chip = chip or (INTERPRETED if interpret else chips.current())
     if faults := memory.uncopied(chip):
         raise ValueError("; ".join(faults))
-    few, many = shapes(memory, purpose)
+    few, many = shapes(chip, memory, purpose)
     for_few, for_many = (tuning.choose(chip.name, shape.key, rule(chip, shape)) for shape in (few, many))
     return Plan(memory, purpose, few.rows, many.rows, for_few, for_many, chip, interpret)
 
 
-def shapes(memory: Memory, purpose: Purpose) -> tuple[Shape, Shape]:
+def shapes(chip: Gpu, memory: Memory, purpose: Purpose) -> tuple[Shape, Shape]:
     """What the tilings depend on of items of few queries, and of those of longer rows."""
     group = purpose.heads // memory.num_kv_heads
-    tall = _TALL if memory.head_dim <= _WIDEST else _TALL // 2
+    tall = _TALL if memory.head_dim <= _WIDEST or chip.has_wgmma else _TALL // 2
     fits = purpose.most <= MOST_QUERIES and purpose.most * group <= tall
     few = Rows(purpose.most if fits else 1, group, memory.head_dim)
     many = Rows(max(1, tall // group), group, memory.head_dim)

@@ -38,6 +38,11 @@ class Gpu:
         return self.capability >= (9, 0)
 
     @property
+    def has_wgmma(self) -> bool:
+        """Whether a warpgroup multiplies as one what lies in shared memory: Hopper alone."""
+        return self.capability[0] == 9
+
+    @property
     def converts_float8(self) -> bool:
         """Whether it has instructions that turn eight-bit floats into others."""
         return self.capability >= (8, 9)

@@ -1,10 +1,8 @@
 """The kernel: items of queries against the tokens of their rows, read block by block through the table.
 
 A program is one warpgroup. It takes an item's queries for one KV head, and of the row's tokens those of its split, a
-chunk at a time: scores by mma.sync, an online softmax (`sums`), and the weighted sum of values by mma.sync again.
-Weights go through shared memory, because the columns of the first product are spread over warps otherwise than the
-second wants them. The next chunks are on their way meanwhile, by the tensor memory accelerator or, before Hopper, by
-cp.async.
+chunk at a time: scores, an online softmax (`sums`), and the weighted sum of values (`products`). The next chunks are on
+their way meanwhile, by the tensor memory accelerator or, before Hopper, by cp.async.
 
 Only chunks in which some query does not see some token are masked; in those, values that no query may see are zeroed as
 well, for 0 times NaN is NaN.
@@ -26,6 +24,7 @@ from pallas_kernels.gpu import copying, sums
 from pallas_kernels.gpu.chips import Gpu
 from pallas_kernels.gpu.eighths import widened
 from pallas_kernels.gpu.mosaic import plgpu
+from pallas_kernels.gpu.products import ByWarp, ByWarpgroup
 from pallas_kernels.gpu.sums import MASKED, Layouts, Partials, Sums, across
 from pallas_kernels.gpu.tiling import Rows, Tiling
 
@@ -53,6 +52,11 @@ class Form:
     soft_cap: bool
     sinks: bool
     tree: bool
+
+    @property
+    def by_warpgroup(self) -> bool:
+        """Whether products are `products.ByWarpgroup`'s."""
+        return self.chip.has_wgmma and ByWarpgroup.fits(self.rows, self.tiling.chunk)
 
 
 class Inputs(NamedTuple):
@@ -105,9 +109,6 @@ def attend(form: Form, inputs: Inputs, *, interpret: Any = None) -> Float[Array,
     scratch = {
         "k_smem": plgpu.SMEM(chunk_shape, stored, transforms=kv_tiles),
         "v_smem": plgpu.SMEM(chunk_shape, stored, transforms=kv_tiles),
-        "p_smem": plgpu.SMEM(
-            (places, tiling.chunk), dtype, transforms=copying.transforms(places, tiling.chunk, dtype, tma=True)
-        ),
         "q_smem": plgpu.SMEM(
             (places, head_dim), dtype, transforms=copying.transforms(places, head_dim, dtype, tma=form.chip.has_tma)
         ),
@@ -116,6 +117,7 @@ def attend(form: Form, inputs: Inputs, *, interpret: Any = None) -> Float[Array,
         wide = copying.transforms(tiling.chunk, head_dim, dtype, tma=True)
         scratch["wide_smem"] = plgpu.SMEM((tiling.chunk, head_dim), dtype, transforms=wide)
     scratch |= sums.room_to_store(rows, head_dim)
+    scratch |= (ByWarpgroup if form.by_warpgroup else ByWarp).room(places, tiling.chunk, dtype)
     if form.chip.has_tma:
         blocks = max(1, tiling.chunk // form.block_size)
         for name in ("k_there", "v_there"):
@@ -123,7 +125,7 @@ def attend(form: Form, inputs: Inputs, *, interpret: Any = None) -> Float[Array,
         scratch["q_there"] = plgpu.Barrier()
     given = [x for x in inputs if x is not None]
     found = plgpu.kernel(
-        functools.partial(_program, form, len(given), plgpu.mma if interpret is None else _product),
+        functools.partial(_program, form, len(given), interpret is not None),
         out_type=out_type,
         scratch_types=scratch,
         grid=(tiling.splits, num_kv_heads, num_items),
@@ -150,7 +152,7 @@ class _Span(NamedTuple):
     chunks: Any
 
 
-def _program(form: Form, num_inputs: int, product: Any, *refs: Any, **smem: Any) -> None:
+def _program(form: Form, num_inputs: int, interpreted: bool, *refs: Any, **smem: Any) -> None:
     given, outs = list(refs[:num_inputs]), refs[num_inputs:]
     for at, there in enumerate((True,) * 6 + (form.window, form.sinks, form.tree)):
         if not there:
@@ -178,7 +180,11 @@ def _program(form: Form, num_inputs: int, product: Any, *refs: Any, **smem: Any)
         moves.queries(inputs.q_XKPD.at[item, head])
         pl.loop(0, jnp.minimum(span.chunks, form.tiling.stages - 1))(moves.fetch)
         moves.wait_for_queries()
-        tile = _Tile(form, inputs, layouts, product, item, head, span, moves, smem)
+        if form.by_warpgroup:
+            products = ByWarpgroup(smem, interpreted, converted="wide_smem" in smem)
+        else:
+            products = ByWarp(smem, layouts, _mma if interpreted else plgpu.mma)
+        tile = _Tile(form, inputs, layouts, products, item, head, span, moves, smem)
         found = lax.fori_loop(0, span.chunks, tile.chunk, none)
         if form.tiling.splits > 1:
             sizes = {"num_kv_heads": form.num_kv_heads, "splits": form.tiling.splits}
@@ -192,7 +198,7 @@ def _program(form: Form, num_inputs: int, product: Any, *refs: Any, **smem: Any)
         sums.store(outs[0].at[item, head], found.result(inputs.scales[form.num_kv_heads + head], sink), smem)
 
 
-def _product(acc: Array, a: Array, b: Array) -> Array:
+def _mma(acc: Array, a: Array, b: Array) -> Array:
     """What stands for `plgpu.mma` in the interpreter, which has none."""
     return acc + jnp.dot(a, b, preferred_element_type=jnp.float32)
 
@@ -216,7 +222,7 @@ class _Tile:
     form: Form
     inputs: Inputs
     layouts: Layouts
-    product: Any
+    products: ByWarp | ByWarpgroup
     item: Any
     head: Any
     span: _Span
@@ -233,32 +239,28 @@ class _Tile:
         return lax.cond(edge, functools.partial(fold, True), functools.partial(fold, False), nth, carry)
 
     def _fold(self, start: Any, masked: bool, nth: Any, carry: Any) -> Any:
-        form, layouts, (acc, top, mass) = self.form, self.layouts, carry
+        form, (acc, top, mass) = self.form, carry
         slot = self.moves.turn(nth)
-        shape = (form.rows.places, form.tiling.chunk)
-        q = plgpu.load(self.smem["q_smem"], layout=layouts.left, optimized=False)
-        keys = self._wide("k_smem", slot)
-        k = plgpu.load(keys.transpose((1, 0)), layout=layouts.right, optimized=False)
-        scores = self.product(plgpu.layout_cast(jnp.zeros(shape, jnp.float32), layouts.out), q, k)
-        scores = scores * self.inputs.scales[self.head]
+        scores = self.products.scores(self._wide("k_smem", slot)) * self.inputs.scales[self.head]
         if form.soft_cap:
             scores = jnp.tanh(scores) * self.inputs.scales[2 * form.num_kv_heads]
         if masked:
-            scores = jnp.where(self._seen(start, shape), scores, MASKED)
+            scores = jnp.where(self._seen(start, scores.shape), scores, MASKED)
         most = jnp.maximum(top, scores.max(axis=1))
         fade = jnp.exp2(top - most)
         # A row that has seen no token yet has weights of 1 here, which fade to nothing with the first that it sees.
         weights = jnp.exp2(scores - across(most, scores))
         mass = mass * fade + weights.sum(axis=1)
         acc = acc * across(fade, acc)
-        self.smem["p_smem"][...] = weights.astype(q.dtype)
-        p = plgpu.load(self.smem["p_smem"], layout=layouts.left, optimized=False)
+        operand = self.products.operand(weights)
         self.moves.wait_for_values(slot)
-        v = plgpu.load(self._wide("v_smem", slot), layout=layouts.right, optimized=False)
-        if masked:
-            token = plgpu.broadcasted_iota(jnp.int32, v.shape, 0, layout=layouts.right) + start
-            v = jnp.where((token >= self.span.oldest) & (token < self.span.end), v, jnp.zeros_like(v))
-        return Sums(self.product(acc, p, v), most, mass)
+        owned = functools.partial(self._owned, start) if masked else None
+        return Sums(self.products.added(acc, operand, self._wide("v_smem", slot), owned), most, mass)
+
+    def _owned(self, start: Any, shape: tuple[int, ...], layout: Any) -> Array:
+        """Which values any query may see."""
+        token = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=layout) + start
+        return (token >= self.span.oldest) & (token < self.span.end)
 
     def _wide(self, name: str, slot: Any) -> Any:
         """A chunk's keys or values in the dtype of the products."""

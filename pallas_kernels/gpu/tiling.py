@@ -14,6 +14,7 @@ CHUNKS = (32, 64, 128)
 _BUSY = 0.85  # of the best share of cores that are busy, from which on no more splits are made
 _FULL = 0.8  # of the programs that run at once: with so many there is nothing to split for
 _PARTIALS = 0.02  # of the bytes of KV, that partial results may take
+_SPARED = 0.75  # of the rows that products have, above which all are written, for that wants no shared memory
 _RESERVED = 1024  # bytes of shared memory that each program takes besides its own
 _LARGE = 64 * 128
 _BARRIERS = 1024  # bytes for barriers, and for aligning what stands between them
@@ -81,9 +82,10 @@ class Rows:
 
     @property
     def stored(self) -> int:
-        """Rows that are written: as few as the threads of a program can share out evenly."""
+        """Rows that are written: as few as the threads of a program can share out evenly, or all if few are spared."""
         step = THREADS // math.gcd(self.head_dim, THREADS)
-        return min(-(-self.count // step) * step, self.places)
+        fewest = -(-self.count // step) * step
+        return fewest if fewest <= _SPARED * self.places else self.places
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +134,8 @@ def rule(gpu: Gpu, shape: Shape) -> Tiling:
 
 def _fitting(gpu: Gpu, shape: Shape) -> tuple[Tiling, int]:
     large = shape.rows.places * shape.rows.head_dim >= _LARGE  # sums that leave few registers
-    chunks = (32,) if large else (64, 32)
+    together = gpu.has_wgmma and shape.rows.warps == WARPS  # by wgmma, whose operands need none
+    chunks = (64,) if together else (32,) if large else (64, 32)
     for programs in (2, 1):
         room = min(gpu.smem // programs - _RESERVED, gpu.smem_of_block)
         for chunk in chunks:

@@ -85,7 +85,9 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
 
 
 def _layer(layers: Any, path: list[str], layer: int) -> np.ndarray:
-    """One layer's array."""
+    """One layer's array, however layers are held."""
+    if isinstance(layers, tuple):
+        return _leaf(layers[layer], path)
     for name in path:
         layers = layers[name]
     one = layers.of_layer[layer] if isinstance(layers, stacks.Matrices) else layers[layer]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pallas_kernels.gpu import attention, copying, eighths, flash, items, sums
+from pallas_kernels.gpu import attention, copying, eighths, flash, items, products, sums
 from tests.attention.kernel_mutants import Mutant
 
 MUTANTS = [
@@ -72,21 +72,26 @@ MUTANTS = [
     Mutant("values are keys", copying.Moves, "fetch", "(block * 2 + which)", "(block * 2 + 0 * which)"),
     Mutant("another layer is read", copying.Moves, "__init__", "layer * (", "0 * ("),
     Mutant("another head is read", copying.Moves, "fetch", "form.num_kv_heads + self._head", "form.num_kv_heads"),
+    Mutant("values behind the last token stay", flash._Tile, "_owned", "& (token < self.span.end)", "& (token >= 0)"),
     Mutant(
-        "values behind the last token stay",
-        flash._Tile,
-        "_fold",
-        "(token >= self.span.oldest) & (token < self.span.end)",
-        "(token >= self.span.oldest)",
+        "values before the window stay", flash._Tile, "_owned", "(token >= self.span.oldest)", "(token >= 0)", "before"
     ),
     Mutant(
-        "values before the window stay",
-        flash._Tile,
-        "_fold",
-        "(token >= self.span.oldest) & (token < self.span.end)",
-        "(token < self.span.end)",
-        "before",
+        "values that nobody owns are weighted",
+        products.ByWarp,
+        "added",
+        "owned(v.shape, self.layouts.right)",
+        "owned(v.shape, self.layouts.right) | (v != v)",
     ),
+    Mutant(
+        "wgmma weights values that nobody owns",
+        products.ByWarpgroup,
+        "added",
+        "owned(v.shape, plgpu.Layout.WGMMA)",
+        "owned(v.shape, plgpu.Layout.WGMMA) | (v != v)",
+        "together",
+    ),
+    Mutant("wgmma forgets what was", products.ByWarpgroup, "added", "acc + jnp.dot", "0 * acc + jnp.dot", "together"),
     Mutant("no chunk is masked", flash._Tile, "chunk", "self.span.end - self.span.count + 1", "self.span.end + 999"),
     Mutant(
         "the chunk at the window's edge is not masked",

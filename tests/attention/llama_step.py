@@ -69,6 +69,9 @@ def step(backend: str, ranks: int) -> tuple[Any, tuple[Any, ...], dict[str, Any]
     held = _placed(held, PartitionSpec())
     held = held.replace(cache=_placed(held.cache, layout.partition))
     weights = jax.tree.map_with_path(functools.partial(_split, ranks), model.abstract_weights("bfloat16"))
+    if backend == "gpu":  # as `models.load` gives them there
+        layer = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), weights["layers"])
+        weights["layers"] = (_placed(layer, PartitionSpec()),) * CONFIG.num_layers
     shape = PlanShape(
         slots=SEQUENCES, rows=SEQUENCES, tokens=0, admissions=0, sampler_width=rows.width, known=0, keeps=0,
         block_size=BLOCK,

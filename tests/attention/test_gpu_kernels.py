@@ -2,7 +2,8 @@
 NaN, in the cache as in shared memory.
 
 The interpreter runs the kernel as Hopper has it, with one thing put in for another: `plgpu.mma`, of which it knows
-nothing, is `jnp.dot`. What Ampere and Ada do otherwise (cp.async and its waits) it cannot run; docs/gpu.md says so.
+nothing, and `plgpu.wgmma` of weights in registers, are `jnp.dot`. What Ampere and Ada do otherwise (cp.async and its
+waits) it cannot run; docs/gpu.md says so.
 """
 
 import dataclasses
@@ -30,6 +31,7 @@ pytestmark = pytest.mark.skipif(mosaic.lacks() is not None, reason=str(mosaic.la
 
 SHORT = Tiling(chunk=32, stages=2, splits=2)  # so that a hundred tokens are several chunks
 WHOLE = dataclasses.replace(SHORT, splits=1)
+TOGETHER = Tiling(chunk=64, stages=2, splits=2)  # with which the products of 64 rows are wgmma's
 
 
 @pytest.fixture(autouse=True)
@@ -82,8 +84,9 @@ def test_decode_options(options, tiling):
         pytest.param((1, 20), 128, marks=LATER),
     ],
 )
-def test_heads(heads, head_dim):
-    check(make([20, 1, 1], [90, 70, 33], heads=heads, head_dim=head_dim))
+@pytest.mark.parametrize("tiling", [pytest.param(SHORT, marks=LATER), TOGETHER], ids=["by warp", "by warpgroup"])
+def test_heads(heads, head_dim, tiling):
+    check(make([20, 1, 1], [90, 70, 33], heads=heads, head_dim=head_dim), tiling=tiling)
 
 
 @pytest.mark.parametrize("block_size", [8, 32, 64, 256])
@@ -94,7 +97,7 @@ def test_block_sizes(block_size):
 @pytest.mark.parametrize("dtype", ["float16", "float8_e4m3fn", "float8_e5m2", "int8"])
 def test_dtypes(dtype):
     scales = None if dtype == "float16" else [[0.5, 2.0], [0.25, 1.0]]
-    check(make([1, 20, 0, 1], [100, 45, 7, 33], dtype=dtype, pad=3), pad=3, scales=scales)
+    check(make([1, 20, 0, 1], [100, 85, 7, 33], dtype=dtype, pad=3), pad=3, scales=scales, tiling=TOGETHER)
 
 
 @pytest.mark.parametrize("chip", [chips.GPUS["A100"], chips.GPUS["H200"]], ids=lambda chip: chip.name)
@@ -109,7 +112,7 @@ def test_every_number_of_eight_bits(dtype, wide, chip):
 @pytest.mark.parametrize("max_q_len", [1, 20])
 def test_nan_stays_in_its_row(max_q_len):
     case = make([max_q_len] * 2, [40, 70], heads=(1, 4))
-    checking.check_nan_stays(case, backend="gpu_interpret", tiling=SHORT, max_q_len=max_q_len)
+    checking.check_nan_stays(case, backend="gpu_interpret", tiling=TOGETHER, max_q_len=max_q_len)
 
 
 class Ref:
@@ -189,12 +192,12 @@ def test_without_tma_chunks_are_waited_for(stages, chunks, ordered):
     check_waits(stages, chunks, ordered)
 
 
-@pytest.mark.parametrize("max_q_len", [1, 5])
-def test_nan_before_the_window_is_nobodys(max_q_len):
-    q, data, cache, tables, kv_lens, cu = make([1, max_q_len], [40, 61])
+@pytest.mark.parametrize(("max_q_len", "tiling"), [(1, WHOLE), (5, WHOLE), (12, TOGETHER)])
+def test_nan_before_the_window_is_nobodys(max_q_len, tiling):
+    q, data, cache, tables, kv_lens, cu = make([1, max_q_len], [40, 56 + max_q_len])
     data[1, tables[0, 0]] = data[1, tables[1, 1]] = np.nan
     rows = jnp.asarray(tables), jnp.asarray(kv_lens), jnp.asarray(cu)
-    with tuning.trying(WHOLE):
+    with tuning.trying(tiling):
         out, _ = paged_attention(
             jnp.asarray(q), None, None, stored(cache.layout, data), 1, *rows, max_q_len=max_q_len,
             sliding_window=20, backend="gpu_interpret",
@@ -220,18 +223,24 @@ def test_rows_that_contradict_themselves_give_zeros(most):
         np.testing.assert_array_equal(now[:, tables[row, 0]], before[:, tables[row, 0]])
 
 
+@pytest.mark.parametrize("tiling", [pytest.param(SHORT, marks=LATER), TOGETHER], ids=["by warp", "by warpgroup"])
 @pytest.mark.parametrize("name", [pytest.param(name, marks=LATER) if name == "chunks" else name for name in MIXED])
-def test_mixed(name):
-    check(make(*MIXED[name], pad=2), pad=2, hoisted=True)
+def test_mixed(name, tiling):
+    check(make(*MIXED[name], pad=2), pad=2, hoisted=True, tiling=tiling)
 
 
+@pytest.mark.parametrize(
+    "tiling",
+    [WHOLE, pytest.param(dataclasses.replace(TOGETHER, splits=1), marks=LATER)],
+    ids=["by warp", "by warpgroup"],
+)
 @pytest.mark.parametrize(
     "options",
     [{"sliding_window": 30}, {"soft_cap": 3.0, "sinks": np.linspace(-1, 2, 8)}, {"writes": False}],
     ids=lambda options: ",".join(options),
 )
-def test_mixed_options(options):
-    check(make([40, 1, 9], [200, 33, 150]), **options)
+def test_mixed_options(options, tiling):
+    check(make([40, 1, 9], [200, 33, 150]), tiling=tiling, **options)
 
 
 @pytest.mark.parametrize("writes", [True, False])

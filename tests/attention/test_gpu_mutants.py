@@ -46,7 +46,7 @@ def attend(batch: str) -> None:
                 with pytest.MonkeyPatch.context() as patch:
                     check_waits(3, chunks, list_orders(patch))
         case "before":
-            test_nan_before_the_window_is_nobodys(1)
+            test_nan_before_the_window_is_nobodys(1, WHOLE)
         case "unsound":
             test_rows_that_contradict_themselves_give_zeros(4)
         case "window":
@@ -62,6 +62,8 @@ def attend(batch: str) -> None:
             check(make([3], [40], **few), max_q_len=3, tree=tree, tiling=WHOLE)
         case "mixed":
             check(make([20, 9, 1], [43, 50, 20], **few), tiling=WHOLE)
+        case "together":
+            check(make([20, 9], [90, 50], **few), tiling=Tiling(64, 2))
         case "eighths":
             test_every_number_of_eight_bits("float8_e4m3fn", "bfloat16", chips.GPUS["A100"])
 

@@ -40,7 +40,7 @@ FIRST = {
     "L40S": decodes("bf16_b16_rows8 e4m3_b64"),
     "H200": decodes("bf16_b16 bf16_b16_window bf16_b16_softcap bf16_b16_sinks bf16_b16_d80 bf16_b16_d96 bf16_b16_d192")
     | decodes("bf16_b8 bf16_b256 bf16_b16_rows1_ctx32k f16_b16 e5m2_b32 int8_b32")
-    | {"prefill_e4m3_b64_softcap_sinks"},
+    | {"prefill_e4m3_b64_softcap_sinks", "prefill_bf16_b16"},
     "B200": decodes("bf16_b16_rows8 bf16_b64 e4m3_b64") | {"prefill_bf16_b16"},
 }
 KEYS = {"chip", "case", "registers", "spills", "smem_bytes", "ctas_per_sm", "launches", "instructions"}
@@ -63,6 +63,10 @@ def test_compiles(chip, case):
     assert one["compile_s"] <= MOST_COMPILE_SECONDS, one
     assert one["command_buffer"], one  # all of it is one CUDA graph
     if case.startswith("prefill"):
+        does, has = one["instructions"], GPUS[chip].has_wgmma
+        assert ("HGMMA" in does, "HMMA" in does) == (has, not has), one
+        if has:  # before a slot is filled again, and before each product of what the program itself has written
+            assert does["FENCE"] == (5 if CASES[case].scales else 2), one
         return
     assert one["temp_bytes"] <= 0.05 * one["cache_bytes"], one  # no copy of a cache is hidden
     assert one["partials"] <= 0.02, one
@@ -102,7 +106,7 @@ def test_the_rule_fits_shared_memory(gpu, head_dim, dtype, size, height):
     prefill = not height
     if prefill:
         memory = attention.Memory(1, 8, head_dim, 64, dtype)
-        height = attention.shapes(memory, Purpose(4, 64, 400, 32, 100))[1].rows.height
+        height = attention.shapes(gpu, memory, Purpose(4, 64, 400, 32, 100))[1].rows.height
     rows = Rows(height, 4, head_dim)
     for items, context in ((1, 1 << 15), (8, 2048), (512, 256)):
         shape = dataclasses.replace(SHAPE, rows=rows, num_items=items, dtype=dtype, size=size, context=context)
@@ -183,15 +187,15 @@ def test_heads_split_over_two_gpus_need_no_traffic():
 
 @COMPILED
 @pytest.mark.one_python
-def test_a_layer_of_llama_3_8b_is_one_command_buffer(tmp_path):
+def test_a_step_of_llama_3_8b_is_one_command_buffer(tmp_path):
     """All of a decode step, allocator and sampler in it, compiled from shapes for an H200."""
     found = compiled("llama_step.py", "H200", str(tmp_path))
-    assert found["temp_bytes"] <= 0.05 * found["cache_bytes"], found
-    assert found["compile_s"] <= 120, found  # 17 on a machine that does little else
+    assert found["temp_bytes"] < 2 * 2 * 14336 * 4096, found  # that no layer's largest matrix is copied
+    assert found["compile_s"] <= 150, found  # 40 on a machine that does little else
     (passes,) = tmp_path.glob("*thunk_sequence_after_thunk_passes.txt")
-    # Of nested loops, over steps and in each over layers, what stands under the inner one's "body:", further in.
-    _, layer = re.findall(r"^( +)body:\n((?:\1 .*\n)+)", passes.read_text().split("  body:\n", 1)[1], re.M)[0]
-    launches = re.findall(r"\d+: (k\w+)", layer)
-    assert launches[0] == "kCommandBuffer" and launches.count("kCommandBuffer") == 1
-    assert launches.count("kCustomCall") == 1  # attention; with 64 rows there are no splits to be put together
-    assert len(launches) <= 26, layer
+    # Of the loop over steps the first that stands under "body:", and what is in that, further in.
+    first, inside = re.search(r"^  body:\n    \d+: (k\w+).*\n((?:     +.*\n)+)", passes.read_text(), re.M).groups()
+    launches = re.findall(r"^        \d+: (k\w+)", inside, re.M)
+    assert first == "kCommandBuffer" and "kWhile" not in launches
+    assert launches.count("kCustomCall") == 32  # attention; with 64 rows there are no splits to be put together
+    assert len(launches) <= 32 * 15 + 40, len(launches)

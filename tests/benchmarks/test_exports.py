@@ -13,7 +13,7 @@ from models.errors import ModelError
 from models.gguf_metadata import read_metadata
 from models.rope_config import RopeConfig
 from scripts.benchmarks import export_gguf, export_hf
-from tests.models_tiny import stacked, tiny
+from tests.models_tiny import apart, stacked, tiny
 
 pytestmark = pytest.mark.one_python
 
@@ -29,9 +29,10 @@ def test_a_hugging_face_directory_comes_back(family: str, tmp_path: Path, monkey
     jax.tree.map(np.testing.assert_array_equal, again.weights, loaded.weights)
 
 
-def test_stacked_layers_are_exported_alike():
+@pytest.mark.parametrize("form", [stacked, apart], ids=lambda form: form.__name__)
+def test_however_layers_are_held_they_are_exported_alike(form):
     loaded = tiny("llama")
-    one, other = (export_hf.hf_tensors(each.config, each.weights) for each in (loaded, stacked(loaded)))
+    one, other = (export_hf.hf_tensors(each.config, each.weights) for each in (loaded, form(loaded)))
     assert one.keys() == other.keys()
     for name in one:
         np.testing.assert_array_equal(one[name], other[name])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jpaged import LLM, SamplingParams
-from tests.models_tiny import SMALL, few_shapes, golden, is_whole, stacked, tiny, with_bfloat16_frequencies
+from tests.models_tiny import SMALL, apart, few_shapes, golden, is_whole, stacked, tiny, with_bfloat16_frequencies
 
 GREEDY = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True, prompt_logprobs=0)
 
@@ -57,5 +57,6 @@ def test_no_setting_changes_the_tokens(settings):
     check(few_shapes(LLM(tiny("llama"), **{**SMALL, **settings})), golden("llama", "golden_float32"))
 
 
-def test_a_stack_under_scan_is_the_same_model():
-    check(few_shapes(LLM(stacked(tiny("llama3-rope")), **SMALL)), golden("llama3-rope", "golden_float32"))
+@pytest.mark.parametrize("form", [stacked, apart], ids=lambda form: form.__name__)
+def test_however_layers_are_held_it_is_the_same_model(form):
+    check(few_shapes(LLM(form(tiny("llama3-rope")), **SMALL)), golden("llama3-rope", "golden_float32"))

@@ -25,6 +25,12 @@ def run(layers: dict, x_TI: jax.Array) -> jax.Array:
     return lax.scan(body, x_TI, jnp.arange(LAYERS, dtype=jnp.int32))[0]
 
 
+def run_apart(layers: tuple, x_TI: jax.Array) -> jax.Array:
+    for one in layers:
+        x_TI = jnp.tanh(stacks.multiply(x_TI, one["weight"]).reshape(x_TI.shape) + one["bias"][None])
+    return x_TI
+
+
 def by_hand(layers: dict, x: np.ndarray) -> np.ndarray:
     for weight, bias in zip(np.asarray(layers["weight"], np.float64), np.asarray(layers["bias"]), strict=True):
         x = np.tanh(x @ weight.reshape(WIDTH, WIDTH).T + bias)
@@ -35,6 +41,17 @@ def test_a_choice_and_a_slice_are_the_same_layer():
     layers, x = stacked(), jnp.linspace(-1, 1, 3 * WIDTH).reshape(3, WIDTH)
     for form in (layers, stacks.unstack(layers)):
         np.testing.assert_allclose(jax.jit(run)(form, x), by_hand(layers, np.asarray(x)), atol=1e-4)
+    found = jax.jit(run_apart)(stacks.apart(stacked()), x)
+    np.testing.assert_allclose(found, by_hand(layers, np.asarray(x)), atol=1e-4)
+
+
+def test_layers_apart_take_the_place_of_their_stacks():
+    layers = stacked()
+    weight, before = layers["weight"], np.asarray(layers["weight"]).copy()
+    cut = stacks.apart(layers)
+    assert weight.is_deleted() and layers["bias"].is_deleted()
+    assert len(cut) == LAYERS and all(one["weight"].sharding == weight.sharding for one in cut)
+    np.testing.assert_array_equal(np.stack([one["weight"] for one in cut]), before)
 
 
 def test_a_product_has_the_outputs_shape_and_the_dtype_asked_for():

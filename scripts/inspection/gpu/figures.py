@@ -39,7 +39,8 @@ def of(chip: str, names: Sequence[str]) -> Iterator[dict[str, Any] | str]:
 def shape(chip: str, name: str) -> Shape:
     """What the tiling of a case depends on; of longer rows, of the kernel that does them."""
     case = CASES[name]
-    few, many = attention.shapes(gpu_attention.memory(described.layout(case, "gpu")), described.purpose(case))
+    memory = gpu_attention.memory(described.layout(case, "gpu"))
+    few, many = attention.shapes(GPUS[chip], memory, described.purpose(case))
     return many if case.queries > MOST_QUERIES else few
 
 
