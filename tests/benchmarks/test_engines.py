@@ -15,7 +15,7 @@ from scripts.benchmarks.contiguous import StaticBatches
 from scripts.benchmarks.results import Results, Setting
 from scripts.benchmarks.workloads import Case, Workload
 from scripts.common import usage
-from tests.models_tiny import golden, tiny
+from tests.models_tiny import few_shapes, golden, tiny
 
 # Two slots and prompts on both sides of a padding multiple, so that batches are padded and end at different times.
 CASE = Case("", 5, (3, 40), (1, 12), 2)
@@ -71,7 +71,7 @@ def test_a_run_knows_what_it_used(llm: LLM, workload: Workload):
 @pytest.mark.one_python
 def test_a_run_keeps_nothing_of_its_engine(workload: Workload):
     """Its KV may be a gigabyte, and the next case has an engine of its own."""
-    llm = LLM(tiny("llama"), **SETTINGS)
+    llm = few_shapes(LLM(tiny("llama"), **SETTINGS))
     paged.run(llm, workload)
     engine = weakref.ref(llm.engine)
     del llm
