@@ -152,10 +152,10 @@ def _attend(backend: str, most: int, cache: KVCache, asked: _Asked) -> tuple[Arr
         kernels, purpose = kernels_of(backend), _purpose(batch.block_tables_RM, q.shape[0], q.shape[1], most)
         how = kernels.plan(cache.layout.of_rank, purpose, interpret=backend.endswith("interpret"))
         work = kernels.prepare(how, batch) if work is None else work
-        if not isinstance(work, kernels.Work) or work.purpose != purpose:
+        if not isinstance(work, kernels.Work) or (work.memory, work.purpose) != (how.memory, purpose):
             raise ValueError(
-                "work was prepared for another number of rows, columns, tokens or query heads, or another max_q_len "
-                "or backend; try prepare() with this batch"
+                "work was prepared for another number of rows, columns, tokens or query heads, or another max_q_len, "
+                "cache layout or backend; try prepare() with this batch"
             )
         return kernels.attend(how, work, q, k, v, cache, layer, batch, masking, quantisation, tree_mask)
     if k is not None:

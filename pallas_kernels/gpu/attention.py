@@ -74,12 +74,13 @@ class Work:
     """A step's work, the same in all layers.
 
     Attributes:
-      purpose: Which batches it is for; static.
+      memory, purpose: Which cache and which batches it is for; static.
       served_T, large_T: Which tokens are of a row that takes part, and of one that has more than few queries.
       block_T, offset_T: Where each token's KV belongs; of those that are of no such row, no block.
       few, many: Items of rows with few queries, and of the others; None if the batch has no such rows.
     """
 
+    memory: Memory = dataclasses.field(metadata={"static": True})
     purpose: Purpose = dataclasses.field(metadata={"static": True})
     served_T: Bool[Array, " T"]
     large_T: Bool[Array, " T"]
@@ -183,7 +184,7 @@ def prepare(
     position_T = jnp.where(served_T, tokens.position_T, 0)
     block_T = jnp.where(served_T, block_tables_RM[tokens.row_T, position_T // block_size], _NO_BLOCK)
     large_T = served_T & ~small_R[tokens.row_T]
-    return Work(how.purpose, served_T, large_T, block_T, position_T % block_size, few, many)
+    return Work(how.memory, how.purpose, served_T, large_T, block_T, position_T % block_size, few, many)
 
 
 def attend(

@@ -71,13 +71,14 @@ class Work:
     """A step's work, the same in all layers.
 
     Attributes:
-      purpose: Which batches it is for; static.
+      memory, purpose: Which cache and which batches it is for; static.
       tables: Block tables, flat.
       served_T: Which tokens are of a row that takes part.
       decode: Rows with few queries; their queries are the batch's own, or, of a mixed batch, those of `Mixed.token_R`.
       mixed: None for a batch that has none but few queries a row.
     """
 
+    memory: Memory = dataclasses.field(metadata={"static": True})
     purpose: Purpose = dataclasses.field(metadata={"static": True})
     tables: Int32[Array, " RM"]
     served_T: Bool[Array, " T"]
@@ -227,7 +228,9 @@ def prepare(
     large_R = (q_lens_R > how.few) & (q_lens_R <= most)
     served_T = _tokens(small_R | large_R, cu_q_lens_R1, num_tokens)
     if most <= how.few:
-        return Work(how.purpose, tables, served_T, rows.choose(small_R, kv_lens_R, cu_q_lens_R1, cores=cores), None)
+        return Work(
+            how.memory, how.purpose, tables, served_T, rows.choose(small_R, kv_lens_R, cu_q_lens_R1, cores=cores), None
+        )
     one_each_R1 = jnp.arange(cu_q_lens_R1.shape[0], dtype=jnp.int32)
     mixed = Mixed(
         rows.tiles(large_R, kv_lens_R, cu_q_lens_R1, height=how.height, num_tokens=num_tokens, cores=cores),
@@ -237,7 +240,9 @@ def prepare(
         _tokens(large_R, cu_q_lens_R1, num_tokens),
         jnp.where(small_R, cu_q_lens_R1[:-1], num_tokens),
     )
-    return Work(how.purpose, tables, served_T, rows.choose(small_R, kv_lens_R, one_each_R1, cores=cores), mixed)
+    return Work(
+        how.memory, how.purpose, tables, served_T, rows.choose(small_R, kv_lens_R, one_each_R1, cores=cores), mixed
+    )
 
 
 def _tokens(wanted_R: Bool[Array, " R"], cu_q_lens_R1: Int32[Array, " R1"], num_tokens: int) -> Bool[Array, " T"]:

@@ -51,6 +51,16 @@ def test_work_of_another_batch_is_refused(change, max_q_len):
         served(work, max_q_len)
 
 
+def test_work_of_another_cache_is_refused():
+    """Whose blocks are larger, and so other tokens' places."""
+    _, _, cache, tables, kv_lens, cu = make([1, 3], [20, 9])
+    larger = dataclasses.replace(cache.layout, block_size=32)
+    arrays = jnp.asarray(tables), jnp.asarray(kv_lens), jnp.asarray(cu)
+    work = prepare(larger, *arrays, num_heads=8, num_tokens=4, max_q_len=3, backend="tpu_interpret")
+    with pytest.raises(ValueError, match="cache layout or backend; try prepare"):
+        served(work, 3)
+
+
 @pytest.mark.skipif(mosaic.lacks() is not None, reason=str(mosaic.lacks()))
 def test_work_of_another_backend_is_refused():
     _, _, cache, tables, kv_lens, cu = make([1, 3], [20, 9])
