@@ -250,13 +250,13 @@ def _attend(
     tree_XP = None
     if form.tree and options.tree_RQ is not None:
         bits_RQ = options.tree_RQ.reshape(-1, how.purpose.most)
-        bits_XQ = bits_RQ.at[batch.told_4X[0][:, None], batch.nth_XQ].get(mode="fill", fill_value=0)
+        bits_XQ = bits_RQ.at[batch.told_5X[0][:, None], batch.nth_XQ].get(mode="fill", fill_value=0)
         tree_XP = _by_place(bits_XQ[..., None], rows)
     inputs = flash.Inputs(
         items.gathered(q_THD, batch, num_kv_heads=heads, places=rows.places),
         cache.reshape(-1, how.memory.block_size, how.memory.head_dim),
         tables_RM,
-        batch.told_4X,
+        batch.told_5X,
         layer[None],
         _scales(options, heads),
         None if window is None else jnp.asarray(window, jnp.int32)[None],

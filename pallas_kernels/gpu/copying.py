@@ -76,7 +76,7 @@ class Moves:
         slot = lax.rem(nth, jnp.int32(form.tiling.stages))
         for k in range(chunk // self._at_once):
             token = (self._span.first + nth) * chunk + k * self._at_once
-            column = lax.div(jnp.minimum(token, self._span.end - 1), jnp.int32(form.block_size))
+            column = lax.div(jnp.minimum(token, self._span.limit - 1), jnp.int32(form.block_size))
             block = self._tables[self._span.row, column]
             within = pl.ds(lax.rem(token, jnp.int32(form.block_size)), self._at_once)
             for which, name in enumerate("kv"):

@@ -66,22 +66,24 @@ class Inputs(NamedTuple):
       q_XKPD: Queries by `items.gathered`, in the dtype of the products.
       cache_HBD: The cache, its axes up to the KV head as one: ((layer · N + block) · 2 + keys or values) · K + head.
       tables_RM: Block tables.
-      items_4X: Row, end, count and start of each item; see `items.Items`.
+      items_5X: Row, end, count, start and length of each item; see `items.Items`.
       layer_1: Which.
       scales: For each KV head what scores are multiplied by, then what results are, then the soft cap.
       window_1: Tokens that a query sees.
       sinks_KP: In units of log2, for each row of the products.
       tree_XP: Which of its row's queries each place sees, as bits.
+
+    What a feature that is not compiled in would read is None.
     """
 
     q_XKPD: Float[Array, "X K P D"]
     cache_HBD: Any
     tables_RM: Int32[Array, "R M"]
-    items_4X: Int32[Array, "4 X"]
+    items_5X: Int32[Array, "5 X"]
     layer_1: Int32[Array, "1"]
     scales: Float32[Array, " F"]
-    window_1: Int32[Array, "1"] | Any
-    sinks_KP: Float32[Array, "K P"] | Any
+    window_1: Int32[Array, "1"] | None
+    sinks_KP: Float32[Array, "K P"] | None
     tree_XP: Int32[Array, "X P"] | None
 
 
@@ -123,9 +125,9 @@ def attend(form: Form, inputs: Inputs, *, interpret: Any = None) -> Float[Array,
         for name in ("k_there", "v_there"):
             scratch[name] = plgpu.Barrier(num_arrivals=blocks, num_barriers=tiling.stages)
         scratch["q_there"] = plgpu.Barrier()
-    given = [x for x in inputs if x is not None]
+    given = {name: x for name, x in inputs._asdict().items() if x is not None}
     found = plgpu.kernel(
-        functools.partial(_program, form, len(given), interpret is not None),
+        functools.partial(_program, form, tuple(given), interpret is not None),
         out_type=out_type,
         scratch_types=scratch,
         grid=(tiling.splits, num_kv_heads, num_items),
@@ -133,31 +135,34 @@ def attend(form: Form, inputs: Inputs, *, interpret: Any = None) -> Float[Array,
         compiler_params=plgpu.CompilerParams(approx_math=True),
         interpret=interpret,
         kernel_name=form.name,
-    )(*given)
+    )(*given.values())
     return found[0] if tiling.splits == 1 else Partials(*found)
 
 
 class _Span(NamedTuple):
-    """What a program does of its item: tokens up to `end`, of which the last `count` are the queries'.
+    """What a program does of its item.
 
-    The row's own queries begin behind `start` tokens.
+    Attributes:
+      row: Whose tokens.
+      end, count: The last ``count`` of the first ``end`` tokens are the item's queries.
+      start: Tokens before the row's first query.
+      oldest, limit: Tokens that any of the queries may see are from the one on and before the other.
+      first, chunks: Which chunks.
     """
 
     row: Any
     end: Any
     count: Any
     start: Any
-    oldest: Any  # token that any query sees
-    first: Any  # chunk
+    oldest: Any
+    limit: Any
+    first: Any
     chunks: Any
 
 
-def _program(form: Form, num_inputs: int, interpreted: bool, *refs: Any, **smem: Any) -> None:
-    given, outs = list(refs[:num_inputs]), refs[num_inputs:]
-    for at, there in enumerate((True,) * 6 + (form.window, form.sinks, form.tree)):
-        if not there:
-            given.insert(at, None)
-    inputs = Inputs(*given)
+def _program(form: Form, given: tuple[str, ...], interpreted: bool, *refs: Any, **smem: Any) -> None:
+    outs: Any = refs[len(given) :]
+    inputs = Inputs(**(dict.fromkeys(Inputs._fields) | dict(zip(given, refs, strict=False))))
     item, head, split = lax.axis_index("item"), lax.axis_index("head"), lax.axis_index("split")
     span = _span(form, inputs, item, split)
     layouts = Layouts.of(inputs.q_XKPD.dtype, form.rows.warps)
@@ -204,15 +209,17 @@ def _mma(acc: Array, a: Array, b: Array) -> Array:
 
 
 def _span(form: Form, inputs: Inputs, item: Any, split: Any) -> _Span:
-    row, end, count, start = (inputs.items_4X[k, item] for k in range(4))
-    chunk, oldest = form.tiling.chunk, jnp.int32(0)
+    row, end, count, start, length = (inputs.items_5X[k, item] for k in range(5))
+    chunk, oldest, limit = form.tiling.chunk, jnp.int32(0), end
     if form.window:
         oldest = jnp.maximum(end - count + 1 - inputs.window_1[0], 0)
+    if form.tree:  # what a query sees of its row's queries is any of them, whatever the window
+        oldest, limit = jnp.minimum(oldest, start), length
     begin = lax.div(oldest, jnp.int32(chunk))
-    chunks = jnp.where(count > 0, lax.div(end + (chunk - 1), jnp.int32(chunk)) - begin, 0)
+    chunks = jnp.where(count > 0, lax.div(limit + (chunk - 1), jnp.int32(chunk)) - begin, 0)
     each = lax.div(chunks + (form.tiling.splits - 1), jnp.int32(form.tiling.splits))
     mine = jnp.maximum(jnp.minimum(each, chunks - split * each), 0)
-    return _Span(row, end, count, start, oldest, begin + split * each, mine)
+    return _Span(row, end, count, start, oldest, limit, begin + split * each, mine)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,7 +239,8 @@ class _Tile:
     def chunk(self, nth: Any, carry: Any) -> Any:
         """Folds a chunk in."""
         start = (self.span.first + nth) * self.form.tiling.chunk
-        edge = start + self.form.tiling.chunk > self.span.end - self.span.count + 1
+        everybodys = self.span.start if self.form.tree else self.span.end - self.span.count + 1  # but for windows
+        edge = start + self.form.tiling.chunk > everybodys
         if self.form.window:
             edge |= start < self.span.end - self.inputs.window_1[0]
         fold = functools.partial(self._fold, start)
@@ -260,7 +268,7 @@ class _Tile:
     def _owned(self, start: Any, shape: tuple[int, ...], layout: Any) -> Array:
         """Which values any query may see."""
         token = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=layout) + start
-        return (token >= self.span.oldest) & (token < self.span.end)
+        return (token >= self.span.oldest) & (token < self.span.limit)
 
     def _wide(self, name: str, slot: Any) -> Any:
         """A chunk's keys or values in the dtype of the products."""
@@ -280,12 +288,12 @@ class _Tile:
         if form.rows.height > 1:
             place = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=self.layouts.out)
             last = span.end - span.count + lax.div(place, jnp.int32(form.rows.group))
-        seen = (token <= last) & (token < span.end)
+        seen = token <= last
         if form.window:
             seen &= token > last - self.inputs.window_1[0]
-        if self.inputs.tree_XP is not None:
+        if form.tree:
             own = token - span.start
             bits = plgpu.load(self.inputs.tree_XP.at[self.item], layout=self.layouts.row, optimized=False)
             bits = lax.broadcast_in_dim(bits, shape, [0])
-            seen &= (own < 0) | ((lax.shift_right_logical(bits, jnp.maximum(own, 0)) & 1) > 0)
-        return seen
+            seen = jnp.where(own < 0, seen, (lax.shift_right_logical(bits, jnp.clip(own, 0, 31)) & 1) > 0)
+        return seen & (token < span.limit)

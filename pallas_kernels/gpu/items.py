@@ -16,14 +16,15 @@ class Items(NamedTuple):
     """X items, and where the T tokens of the batch are among them.
 
     Attributes:
-      told_4X: What the kernel is told of each: its row, the row's tokens up to and with the item's last query, its
-        queries, and the row's tokens before the first query of the row. An item without queries is none.
+      told_5X: What the kernel is told of each: its row, the row's tokens up to and with the item's last query, its
+        queries, the row's tokens before the first query of the row, and the row's tokens in all. An item without
+        queries is none.
       nth_XQ: The place of its queries among the row's.
       token_XQ: Its queries in the batch; T where it has fewer. None: each token is an item.
       item_T, place_T: The item of each token and its place in that; of tokens that have none, some.
     """
 
-    told_4X: Int32[Array, "4 X"]
+    told_5X: Int32[Array, "5 X"]
     nth_XQ: Int32[Array, "X Q"]
     token_XQ: Int32[Array, "X Q"] | None
     item_T: Int32[Array, " T"]
@@ -58,8 +59,9 @@ def one_a_token(wanted_R: Bool[Array, " R"], tokens: Tokens) -> Items:
     """An item for each token, which is the only one of its row or padding."""
     count_T = (tokens.real_T & wanted_R[tokens.row_T]).astype(jnp.int32)
     none_T = jnp.zeros_like(count_T)
-    told_4T = jnp.stack([tokens.row_T, tokens.position_T + 1, count_T, tokens.position_T])
-    return Items(told_4T, none_T[:, None], None, jnp.arange(count_T.shape[0], dtype=jnp.int32), none_T)
+    end_T = tokens.position_T + 1
+    told_5T = jnp.stack([tokens.row_T, end_T, count_T, tokens.position_T, end_T])
+    return Items(told_5T, none_T[:, None], None, jnp.arange(count_T.shape[0], dtype=jnp.int32), none_T)
 
 
 def tiles(
@@ -86,7 +88,7 @@ def tiles(
     nth_1Q = jnp.arange(height, dtype=jnp.int32)[None, :]
     first_X1 = (cu_q_lens_R1[row_X] + before_X)[:, None]
     return Items(
-        jnp.stack([row_X, start_X + before_X + count_X, count_X, start_X]),
+        jnp.stack([row_X, start_X + before_X + count_X, count_X, start_X, kv_lens_R[row_X]]),
         before_X[:, None] + nth_1Q,
         jnp.where(nth_1Q < count_X[:, None], first_X1 + nth_1Q, num_tokens),
         (ends_R - items_R)[tokens.row_T] + tokens.nth_T // height,

@@ -53,11 +53,13 @@ MUTANTS = [
         "a block behind the last is fetched",
         copying.Moves,
         "fetch",
-        "self._span.end - 1",
-        "self._span.end + 99",
+        "self._span.limit - 1",
+        "self._span.limit + 99",
         "bounds",
     ),
-    Mutant("the last page is clamped too early", copying.Moves, "fetch", "self._span.end - 1", "self._span.end - 17"),
+    Mutant(
+        "the last page is clamped too early", copying.Moves, "fetch", "self._span.limit - 1", "self._span.limit - 17"
+    ),
     Mutant(
         "the page of the chunk's first token serves all", copying.Moves, "fetch", "chunk + k * self._at_once", "chunk"
     ),
@@ -72,7 +74,7 @@ MUTANTS = [
     Mutant("values are keys", copying.Moves, "fetch", "(block * 2 + which)", "(block * 2 + 0 * which)"),
     Mutant("another layer is read", copying.Moves, "__init__", "layer * (", "0 * ("),
     Mutant("another head is read", copying.Moves, "fetch", "form.num_kv_heads + self._head", "form.num_kv_heads"),
-    Mutant("values behind the last token stay", flash._Tile, "_owned", "& (token < self.span.end)", "& (token >= 0)"),
+    Mutant("values behind the last token stay", flash._Tile, "_owned", "& (token < self.span.limit)", "& (token >= 0)"),
     Mutant(
         "values before the window stay", flash._Tile, "_owned", "(token >= self.span.oldest)", "(token >= 0)", "before"
     ),
@@ -103,7 +105,20 @@ MUTANTS = [
     ),
     Mutant("a token too many is seen", flash._Tile, "_seen", "token <= last", "token <= last + 1", "few"),
     Mutant("the window is one wider", flash._Tile, "_seen", "token > last -", "token >= last -", "window"),
-    Mutant("trees are ignored", flash._Tile, "_seen", "(own < 0) |", "(own < 99) |", "tree"),
+    Mutant("trees are ignored", flash._Tile, "_seen", "where(own < 0,", "where(own < 99,", "trees"),
+    Mutant(
+        "a tree's chunk is not masked", flash._Tile, "chunk", "self.span.start if self.form.tree else", "", "a tree"
+    ),
+    Mutant(
+        "windows hide what trees show",
+        flash._Tile,
+        "_seen",
+        "seen & (token <",
+        "seen & (token > last - 2) & (token <",
+        "trees",
+    ),
+    Mutant("a tree ends with its item", flash, "_span", "start), length", "start), limit", "trees"),
+    Mutant("a window cuts a tree", flash, "_span", "jnp.minimum(oldest, start), length", "oldest, length", "trees"),
     Mutant("old sums do not fade", flash._Tile, "_fold", "acc = acc * across(fade, acc)", "pass", "long"),
     Mutant("old weights do not fade", flash._Tile, "_fold", "mass * fade +", "mass +", "long"),
     Mutant(

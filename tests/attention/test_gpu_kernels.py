@@ -136,7 +136,7 @@ def moves(chip, *, chunks, stages=2):
     form = flash.Form("", rows, tiling, chip, heads, 16, blocks, window=False, soft_cap=False, sinks=False, tree=False)
     tables = np.array([[5, 3, 7, 2, 1, *[blocks] * 99], [blocks] * 104], np.int32)
     smem: dict[str, Any] = {name: Ref() for name in ("k_smem", "v_smem", "k_there", "v_there")}
-    span = flash._Span(row=0, end=70, count=1, start=69, oldest=0, first=0, chunks=chunks)
+    span = flash._Span(row=0, end=70, count=1, start=69, oldest=0, limit=70, first=0, chunks=chunks)
     return copying.Moves(form, Ref(), tables, 1, 1, span, smem)
 
 
@@ -248,12 +248,26 @@ def test_a_few_queries_a_row(writes):
     check(make([3, 8, 1, 0, 5], [70, 8, 129, 5, 131]), max_q_len=8, writes=writes)
 
 
-def test_a_tree_of_tokens():
-    tree = np.zeros((9, 4), bool)
-    for t, seen in enumerate([[0], [0, 1], [0, 2], [0, 1, 3], [0], [0, 1, 2], [0], [1], [0, 1, 2]]):
-        tree[t, seen] = True
-    check(make([4, 2, 3], [130, 20, 40]), max_q_len=4, tree=tree)
-    check(make([4, 2, 3], [70, 20, 40], heads=(1, 20)), max_q_len=4, tree=tree)  # of which three queries fit an item
+def tree_of(q_lens, most, kind):
+    """Which queries of its row each query sees: the first and itself, all before it, all, or as chance will."""
+    if kind == "any":
+        tree = np.random.default_rng(3).random((sum(q_lens), most)) < 0.5
+    else:
+        tree = np.zeros((sum(q_lens), most), bool)
+    for t, nth in enumerate(n for q_len in q_lens for n in range(q_len)):
+        tree[t] |= {"star": np.arange(most) == 0, "all": np.ones(most, bool)}.get(kind, np.zeros(most, bool))
+        tree[t, nth] = True
+    return tree
+
+
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 2}, {"sliding_window": 30}], ids=str)
+@pytest.mark.parametrize("kind", ["star", pytest.param("all", marks=LATER), "any"])
+def test_a_tree_of_tokens(kind, options):
+    """Own tokens on both sides of a chunk's border, for items that have all of a row's queries and that have some."""
+    for heads, most in (((2, 4), 4), ((1, 16), 8)):
+        q_lens = [most, 2, most - 1]
+        tree = tree_of(q_lens, most, kind)
+        check(make(q_lens, [130, 20, 32 + most - 3], heads=heads), max_q_len=most, tree=tree, **options)
 
 
 @pytest.mark.parametrize(

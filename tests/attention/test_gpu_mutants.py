@@ -18,6 +18,7 @@ from tests.attention.test_gpu_kernels import (
     test_every_number_of_eight_bits,
     test_nan_before_the_window_is_nobodys,
     test_rows_that_contradict_themselves_give_zeros,
+    tree_of,
 )
 
 pytestmark = [
@@ -57,9 +58,10 @@ def attend(batch: str) -> None:
             check(make([1, 1], [20, 9], **few), max_q_len=1, tiling=WHOLE, sinks=np.linspace(-1, 1, 8))
         case "few":
             check(make([3, 8], [74, 33], **few), max_q_len=8, tiling=WHOLE)
-        case "tree":
-            tree = np.array([[1, 0, 0], [1, 1, 0], [1, 0, 1]], bool)
-            check(make([3], [40], **few), max_q_len=3, tree=tree, tiling=WHOLE)
+        case "a tree" | "trees":
+            window = {"sliding_window": 2} if batch == "trees" else {}
+            tree, few = tree_of([8, 2], 8, "any"), {"heads": (1, 16), "head_dim": 64}
+            check(make([8, 2], [37, 20], **few), max_q_len=8, tree=tree, tiling=WHOLE, **window)
         case "mixed":
             check(make([20, 9, 1], [43, 50, 20], **few), tiling=WHOLE)
         case "together":
