@@ -26,7 +26,7 @@ _HOMES = {
     "SamplingParams": "config",
     "paged_attention": "attention",
 }
-_ROOMS = ("attention", "cache")  # that people reach by name: `jpaged.attention.best_order()`
+_ROOMS = ("attention", "cache")  # that people reach by name: `jpaged.attention.best_layout`
 
 __all__ = [
     "LLM",

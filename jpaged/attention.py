@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int32
 
 from jpaged import cache as kv
 from jpaged import misfits, sharding, xla_attention
-from jpaged.backends import BACKENDS, ORDERS, backend_for, best_order, kernels_of, resolve_backend
+from jpaged.backends import BACKENDS, ORDERS, backend_for, best_layout, kernels_of, resolve_backend
 from jpaged.cache import WORDS, KVCache, Scalar
 from jpaged.quantisation import Quantisation, stored
 from pallas_kernels.options import Purpose
@@ -29,7 +29,7 @@ __all__ = [
     "WORDS",
     "PagedAttention",
     "Rows",
-    "best_order",
+    "best_layout",
     "paged_attention",
     "prepare",
     "resolve_backend",
@@ -80,10 +80,10 @@ def paged_attention(
       k_scale, v_scale: What keys and values of a cache of eight bits are multiplied by when they are read, and divided
         by when they are written: a number, or one for each KV head. Both or neither.
       tree_mask: For speculative tokens: which of its row's queries each query sees, by their place in the row; all see
-        themselves and what is before the row's queries. ``max_q_len`` must be given, and be at most Q and 8. Of
-        kernels only.
+        themselves and, as far as a window lets them, what is before the row's queries. ``max_q_len`` must be given,
+        and be at most Q and 8. Of kernels only.
       max_q_len: The most queries that any row has; static. 1 promises a decode batch. None makes no promise.
-      backend: See `resolve_backend`. None picks one that reads the cache's order (`best_order`).
+      backend: See `resolve_backend`. None picks one that reads the cache's order (`best_layout`).
       work: What `prepare` has made of the same batch; None makes it here, in each layer anew.
 
     Returns:

@@ -36,8 +36,9 @@ def resolve_backend(backend: str | None, platform: str | None = None) -> str:
     """
     platform = platform or _platform()
     if backend is None:
-        best = platform if platform in ("tpu", "gpu") and kernels_of(platform).serves_here() else "xla"
-        _announce(best, platform)
+        lack = _lack(platform)
+        best = "xla" if lack else platform
+        _announce(best, lack or f"this is a {platform}, which kernels of ours are for")
         return best
     if backend not in BACKENDS:
         raise ValueError(f"{backend=} must be one of {', '.join(BACKENDS)}; try backend=None, which picks one")
@@ -53,7 +54,7 @@ def resolve_backend(backend: str | None, platform: str | None = None) -> str:
 
 def kernels_of(backend: str) -> Any:
     """The module whose `plan`, `prepare` and `attend` are a backend's that has kernels."""
-    return gpu_attention if backend.startswith("gpu") else tpu_attention
+    return {"tpu": tpu_attention, "gpu": gpu_attention}[backend.removesuffix("_interpret")]
 
 
 def best_for(backend: str | None, sizes: kv.KVLayout) -> str:
@@ -67,9 +68,13 @@ def best_for(backend: str | None, sizes: kv.KVLayout) -> str:
     return chosen
 
 
-def best_order() -> str:
-    """The order that a `KVLayout` should have here, for the best backend to read it."""
-    return ORDERS[resolve_backend(None)]
+def best_layout(sizes: kv.KVLayout, backend: str | None = None) -> kv.KVLayout:
+    """A layout of the same sizes in the order that the backend named reads, or the best for such a cache here.
+
+    Raises:
+      ValueError: see `resolve_backend`.
+    """
+    return dataclasses.replace(sizes, order=ORDERS[best_for(backend, sizes)])
 
 
 def backend_for(backend: str | None, layout: kv.KVLayout) -> str:
@@ -93,7 +98,13 @@ def faults(layout: kv.KVLayout) -> list[str]:
     return gpu_attention.faults(layout) if layout.order == HEADS else []
 
 
+def _lack(platform: str) -> str | None:
+    """Why no kernels of ours run on a platform; None if they do."""
+    if platform not in ("tpu", "gpu"):
+        return f"no kernels of ours are for a {platform}"
+    return kernels_of(platform).lacks_here()
+
+
 @functools.cache
-def _announce(backend: str, platform: str) -> None:
-    why = "it has kernels of ours" if backend == platform else "no kernels of ours are for it"
-    log.info("attention backend: %s, because this is a %s and %s", backend, platform, why)
+def _announce(backend: str, why: str) -> None:
+    log.info("attention backend: %s, because %s", backend, why)

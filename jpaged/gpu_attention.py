@@ -6,12 +6,11 @@ the same in JAX's GPU interpreter, on any machine, for tests.
 
 from __future__ import annotations
 
-import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int32
 
 from jpaged import cache as kv
 from jpaged import trees
-from jpaged.cache import KVCache, KVLayout, Scalar
+from jpaged.cache import KVCache, KVLayout
 from jpaged.quantisation import Quantisation, stored
 from jpaged.xla_attention import Batch, Masking
 from pallas_kernels.gpu import attention as kernels
@@ -22,17 +21,17 @@ Work = kernels.Work
 
 
 def lacks() -> str | None:
-    """What is wanting to run the kernels with this JAX, and the way out; None if nothing."""
+    """What is wanting to run or interpret the kernels with this JAX, and the way out; None if nothing."""
     return mosaic.lacks()
 
 
-def serves_here() -> bool:
-    """Whether the kernels know the chip that is compiled for, and JAX knows enough for them."""
+def lacks_here() -> str | None:
+    """What is wanting to run the kernels on the chip that is compiled for; None if nothing."""
     try:
         chips.current()
-    except ValueError:
-        return False
-    return lacks() is None
+    except ValueError as error:
+        return str(error)
+    return lacks()
 
 
 def faults(layout: KVLayout) -> list[str]:
@@ -67,7 +66,7 @@ def attend(
     k_TKD: Float[Array, "T K D"] | None,
     v_TKD: Float[Array, "T K D"] | None,
     cache: KVCache,
-    layer: Scalar,
+    layer: Int32[Array, ""],
     batch: Batch,
     masking: Masking,
     quantisation: Quantisation | None,
@@ -80,12 +79,11 @@ def attend(
     scales = (None, None) if quantisation is None else quantisation.each(cache.layout.num_kv_heads)
     options = Options(
         sm_scale=masking.sm_scale,
-        sliding_window=None if masking.sliding_window is None else jnp.asarray(masking.sliding_window, jnp.int32),
+        sliding_window=masking.sliding_window,
         soft_cap=masking.soft_cap,
         sinks_H=masking.sinks_H,
         k_scale=scales[0],
         v_scale=scales[1],
         tree_RQ=None if tree_mask_TQ is None else trees.bits(tree_mask_TQ, batch.cu_q_lens_R1, how.purpose.most),
     )
-    layer = jnp.asarray(layer, jnp.int32)
     return kernels.attend(how, work, q_THD, cache.data, batch.block_tables_RM, layer, options), cache

@@ -104,6 +104,8 @@ def of_cache(backend: str, layout: kv.KVLayout) -> list[str]:
         faults.append(f"{layout.order=} must be {ORDERS[backend]!r} for {backend=}; try order={ORDERS[backend]!r}")
     else:
         faults += backends.faults(layout)
+    if backend == "gpu_interpret" and layout.num_ranks > 1:
+        faults.append(f"{layout.num_ranks=} must be 1 for {backend=}, which knows one device; try backend='xla'")
     if backend != "xla" and jax.config.read("jax_enable_x64"):
         faults.append(f"{backend=} needs jax_enable_x64 off, for kernels have no 64 bits; try backend='xla'")
     return faults

@@ -72,7 +72,7 @@ def resolve(spec: ModelSpec, config: EngineConfig) -> ResolvedConfig:
 def layout(spec: ModelSpec, *, num_blocks: int, block_size: int, dtype: str, backend: str | None) -> KVLayout:
     """The KV cache of a model at these sizes, in the order of the backend that will run."""
     sizes = KVLayout(spec.num_layers, num_blocks, block_size, spec.num_kv_heads, spec.head_dim, dtype)
-    return dataclasses.replace(sizes, order=backends.ORDERS[backends.best_for(backend, sizes)])
+    return backends.best_layout(sizes, backend)
 
 
 def free_bytes() -> int:

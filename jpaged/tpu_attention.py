@@ -7,10 +7,10 @@ JAX's TPU interpreter, on any machine, for tests.
 from __future__ import annotations
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Shaped
+from jaxtyping import Array, Bool, Float, Int32, Shaped
 
 from jpaged import trees
-from jpaged.cache import KVCache, KVLayout, Scalar
+from jpaged.cache import KVCache, KVLayout
 from jpaged.quantisation import Quantisation, stored
 from jpaged.xla_attention import Batch, Masking
 from pallas_kernels.options import Options, Purpose
@@ -20,13 +20,13 @@ from pallas_kernels.tpu import chips
 Work = kernels.Work
 
 
-def serves_here() -> bool:
-    """Whether the kernels know the chip that is compiled for."""
+def lacks_here() -> str | None:
+    """What is wanting to run the kernels on the chip that is compiled for; None if nothing."""
     try:
         chips.current()
-    except ValueError:
-        return False
-    return True
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def faults(layout: KVLayout) -> list[str]:
@@ -61,7 +61,7 @@ def attend(
     k_TKD: Float[Array, "T K D"] | None,
     v_TKD: Float[Array, "T K D"] | None,
     cache: KVCache,
-    layer: Scalar,
+    layer: Int32[Array, ""],
     batch: Batch,
     masking: Masking,
     quantisation: Quantisation | None,
@@ -74,14 +74,14 @@ def attend(
     scales = (None, None) if quantisation is None else quantisation.each(cache.layout.num_kv_heads)
     options = Options(
         sm_scale=masking.sm_scale,
-        sliding_window=None if masking.sliding_window is None else jnp.asarray(masking.sliding_window, jnp.int32),
+        sliding_window=masking.sliding_window,
         soft_cap=masking.soft_cap,
         sinks_H=masking.sinks_H,
         k_scale=scales[0],
         v_scale=scales[1],
         tree_RQ=None if tree_mask_TQ is None else trees.bits(tree_mask_TQ, batch.cu_q_lens_R1, how.few),
     )
-    out_THD, data = kernels.attend(how, work, q_THD, kv_TF, cache.data, jnp.asarray(layer, jnp.int32), options)
+    out_THD, data = kernels.attend(how, work, q_THD, kv_TF, cache.data, layer, options)
     out_THD = jnp.where(work.served_T[:, None, None], out_THD, jnp.zeros_like(out_THD))
     return out_THD.astype(q_THD.dtype), cache.replace(data=data)
 

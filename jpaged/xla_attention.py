@@ -56,7 +56,7 @@ class Masking(NamedTuple):
     """What shapes the scores besides the causal mask."""
 
     sm_scale: float | Float[Array, ""]
-    sliding_window: Scalar | None
+    sliding_window: Int32[Array, ""] | None
     soft_cap: float | Float[Array, ""] | None
     sinks_H: Float[Array, " H"] | None
 
@@ -225,7 +225,7 @@ def _gather(
 
 
 def _seen(
-    tiles: Tiles, tile_W: Array, key_WC: Array, owned_WC: Array, sliding_window: Scalar | None
+    tiles: Tiles, tile_W: Array, key_WC: Array, owned_WC: Array, sliding_window: Int32[Array, ""] | None
 ) -> Bool[Array, "W Q C"]:
     """Which key each query may see: causal, within the window, and owned by the row."""
     query_WQ1 = (tiles.position_X[tile_W][:, None] + jnp.arange(tiles.height, dtype=jnp.int32)[None, :])[..., None]

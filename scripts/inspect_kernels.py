@@ -22,7 +22,7 @@ memory), smem_bytes, ctas_per_sm, splits (of a row's tokens), partials (bytes of
 launches, launches_attending, command_buffer (whether they are one CUDA graph), instructions (by kind, as often as they
 stand in the kernel), bytes_moved, bytes_minimum, temp_bytes, cache_bytes and plugin (JAX's, its version).
 
-The compilers are needed, and no TPU or GPU: libtpu, or JAX's CUDA plugin and jax 0.11 or newer. `make venv-dev` has
+The compilers are needed, and no TPU or GPU: libtpu, or JAX's CUDA plugin and jax 0.12 or newer. `make venv-dev` has
 both.
 """
 

@@ -17,12 +17,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int32
 
 from pallas_kernels import tuning
-from pallas_kernels.gpu import chips, copying, flash, items, mosaic
+from pallas_kernels.gpu import chips, fetching, flash, items, mosaic
 from pallas_kernels.gpu.chips import INTERPRETED, Gpu
 from pallas_kernels.gpu.combine import combine
+from pallas_kernels.gpu.form import Form, Inputs
 from pallas_kernels.gpu.items import Items, Tokens
 from pallas_kernels.gpu.sums import Partials
-from pallas_kernels.gpu.tiling import CHUNKS, Rows, Shape, Tiling, rule
+from pallas_kernels.gpu.tiling import CHUNKS, Rows, Shape, Tiling, fits, rule
 from pallas_kernels.options import LOG2E, MOST_QUERIES, Options, Purpose
 
 DTYPES = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8")  # of KV
@@ -54,18 +55,23 @@ class Memory:
 
     def uncopied(self, chip: Gpu) -> list[str]:
         """Why a chip cannot copy its blocks."""
-        sizes = [size for size in (8, 16, 32, 64) if self._copied(chip, size)]
-        if self._copied(chip, self.block_size):
+        if self._copied(chip):
             return []
-        way_out = f"block_size={sizes[0]}" if sizes else "dtype='bfloat16'"
+        sizes = [self.block_size, *(size for size in (8, 16, 32, 64) if size != self.block_size)]
+        choices = [
+            dataclasses.replace(self, dtype=dtype, block_size=n) for dtype in (self.dtype, "bfloat16") for n in sizes
+        ]
+        served = next(choice for choice in choices if choice._copied(chip))
+        changed = {name: getattr(served, name) for name in ("block_size", "dtype")}
+        way_out = " and ".join(f"{name}={x!r}" for name, x in changed.items() if x != getattr(self, name))
         return [
             f"block_size={self.block_size} of {self.dtype} heads of {self.head_dim} cannot be shared out to the copies "
             f"of {chip.name}, which has no tensor memory accelerator; try {way_out}"
         ]
 
-    def _copied(self, chip: Gpu, block_size: int) -> bool:
-        at_once = min(block_size, *CHUNKS)
-        return chip.has_tma or copying.swizzle(at_once, self.head_dim, self.dtype, tma=False) is not None
+    def _copied(self, chip: Gpu) -> bool:
+        at_once = min(self.block_size, *CHUNKS)
+        return chip.has_tma or fetching.swizzle(at_once, self.head_dim, self.dtype, tma=False) is not None
 
 
 @jax.tree_util.register_dataclass
@@ -122,12 +128,17 @@ def plan(memory: Memory, purpose: Purpose, *, interpret: Any = None, chip: Gpu |
       chip: None asks JAX.
 
     Raises:
-      ValueError: the chip is none that the kernels know, or cannot copy such blocks.
+      ValueError: the chip is none that the kernels know, cannot copy such blocks, or has no room for so many heads.
     """
     chip = chip or (INTERPRETED if interpret else chips.current())
     if faults := memory.uncopied(chip):
         raise ValueError("; ".join(faults))
     few, many = shapes(chip, memory, purpose)
+    if not (fits(chip, few) and fits(chip, many)):
+        raise ValueError(
+            f"{few.rows.group} query heads of {memory.head_dim} to a KV head have no room in the "
+            f"{chip.smem_of_block >> 10} KiB of shared memory of {chip.name}; try backend='xla'"
+        )
     for_few, for_many = (tuning.choose(chip.name, shape.key, rule(chip, shape)) for shape in (few, many))
     return Plan(memory, purpose, few.rows, many.rows, for_few, for_many, chip, interpret)
 
@@ -136,14 +147,19 @@ def shapes(chip: Gpu, memory: Memory, purpose: Purpose) -> tuple[Shape, Shape]:
     """What the tilings depend on of items of few queries, and of those of longer rows."""
     group = purpose.heads // memory.num_kv_heads
     tall = _TALL if memory.head_dim <= _WIDEST or chip.has_wgmma else _TALL // 2
-    fits = purpose.most <= MOST_QUERIES and purpose.most * group <= tall
-    few = Rows(purpose.most if fits else 1, group, memory.head_dim)
-    many = Rows(max(1, tall // group), group, memory.head_dim)
+    height = purpose.most if purpose.most <= MOST_QUERIES and purpose.most * group <= tall else 1
     num_few = purpose.tokens if purpose.most == 1 else purpose.rows
-    tiles = items.most_tiles(purpose.rows, purpose.tokens, height=many.height)
-    few_shape, many_shape = (
-        Shape(
-            rows,
+    few = _shape(chip, memory, purpose, height, num_few, prefill=False)
+    height = max(1, tall // group)
+    num_many = items.most_tiles(purpose.rows, purpose.tokens, height=height)
+    return few, _shape(chip, memory, purpose, height, num_many, prefill=True)
+
+
+def _shape(chip: Gpu, memory: Memory, purpose: Purpose, height: int, num_items: int, *, prefill: bool) -> Shape:
+    """Of items of some height, whose rows are chosen when they are written if the chip has the room."""
+    for every in (False, True):
+        shape = Shape(
+            Rows(height, purpose.heads // memory.num_kv_heads, memory.head_dim, every),
             num_items,
             memory.num_kv_heads,
             memory.block_size,
@@ -152,9 +168,9 @@ def shapes(chip: Gpu, memory: Memory, purpose: Purpose) -> tuple[Shape, Shape]:
             purpose.columns * memory.block_size,
             prefill,
         )
-        for rows, num_items, prefill in ((few, num_few, False), (many, tiles, True))
-    )
-    return few_shape, many_shape
+        if fits(chip, shape):
+            break
+    return shape
 
 
 def prepare(
@@ -231,7 +247,7 @@ def _attend(
 ) -> Float[Array, "T H D"]:
     """All items of one kind; tokens that have none give others' results."""
     heads, window = how.memory.num_kv_heads, options.sliding_window
-    form = flash.Form(
+    form = Form(
         name,
         rows,
         tiling,
@@ -239,9 +255,7 @@ def _attend(
         heads,
         how.memory.block_size,
         how.memory.num_blocks,
-        window=window is not None,
         soft_cap=options.soft_cap is not None,
-        sinks=options.sinks_H is not None,
         tree=options.tree_RQ is not None and how.purpose.most > 1,
     )
     sinks_KP = None
@@ -252,7 +266,7 @@ def _attend(
         bits_RQ = options.tree_RQ.reshape(-1, how.purpose.most)
         bits_XQ = bits_RQ.at[batch.told_5X[0][:, None], batch.nth_XQ].get(mode="fill", fill_value=0)
         tree_XP = _by_place(bits_XQ[..., None], rows)
-    inputs = flash.Inputs(
+    inputs = Inputs(
         items.gathered(q_THD, batch, num_kv_heads=heads, places=rows.places),
         cache.reshape(-1, how.memory.block_size, how.memory.head_dim),
         tables_RM,
@@ -266,7 +280,7 @@ def _attend(
     with mosaic.described(how.chip.kind) if how.interpret else contextlib.nullcontext():
         found = flash.attend(form, inputs, interpret=how.interpret)
         if isinstance(found, Partials):
-            found = combine(rows, found, inputs.scales, sinks_KP, str(q_THD.dtype), interpret=how.interpret)
+            found = combine(form, inputs, found, interpret=how.interpret)
     return items.by_token(found, batch, num_heads=q_THD.shape[1])
 
 
@@ -275,7 +289,7 @@ def _scales(options: Options, heads: int) -> Float32[Array, " F"]:
     one_K = jnp.ones(heads, jnp.float32)
     sm_scale = jnp.asarray(options.sm_scale, jnp.float32)
     cap = jnp.float32(1) if options.soft_cap is None else jnp.asarray(options.soft_cap, jnp.float32)
-    score = sm_scale * LOG2E if options.soft_cap is None else sm_scale / cap
+    score = sm_scale * LOG2E if options.soft_cap is None else sm_scale / cap * 2 * LOG2E
     k_K, v_K = (one_K if s is None else s.astype(jnp.float32) for s in (options.k_scale, options.v_scale))
     return jnp.concatenate([k_K * score, v_K, cap[None] * LOG2E])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 
@@ -69,12 +70,25 @@ INTERPRETED = GPUS["H100"]  # whose kernels GPU interpret mode runs, on any mach
 def current() -> Gpu:
     """The GPU that is compiled for: of the abstract mesh in use if it names a device, else the first device.
 
+    One that is here may have another name and another number of cores, if it has the compute capability of one that the
+    kernels know: an L4 is an L40S with fewer of them, a part of an H100 an H100.
+
     Raises:
       ValueError: it is none that the kernels know.
     """
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    kind = device.device_kind if device is not None else jax.devices()[0].device_kind
+    described = jax.sharding.get_abstract_mesh().abstract_device
+    device: Any = jax.devices()[0] if described is None else described
+    return of(device.device_kind, getattr(device, "compute_capability", None), getattr(device, "core_count", None))
+
+
+def of(kind: str, capability: str | None, cores: int | None) -> Gpu:
+    """The GPU that JAX calls so, as far as it tells: "NVIDIA L4", "8.9" and 58.
+
+    Raises:
+      ValueError: the kernels know neither such a name nor such a capability.
+    """
+    words = kind.replace("-", " ").split()
     for name, gpu in GPUS.items():
-        if name in kind.replace("-", " ").split():
-            return gpu
-    raise ValueError(f"device_kind={kind!r} must be one of {', '.join(GPUS)}; try backend='xla'")
+        if name in words or capability == ".".join(map(str, gpu.capability)):
+            return dataclasses.replace(gpu, kind=kind, cores=cores or gpu.cores)
+    raise ValueError(f"device_kind={kind!r} must be one of {', '.join(GPUS)}, or alike; try backend='xla'")

@@ -1,8 +1,8 @@
 """What splits have found of the same items, put together by a kernel.
 
-A program takes some columns of an item's rows for one KV head, and goes through its splits, several on their way at
-once. It reads as many rows as products have; those behind what a split has written are the next one's, and belong to no
-query.
+A program takes some columns of an item's rows for one KV head, and goes through those of its splits that have tokens,
+several on their way at once. It reads as many rows as products have; those behind what a split has written are the next
+one's, and belong to no query.
 """
 
 from __future__ import annotations
@@ -13,42 +13,36 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jaxtyping import Array, Float, Float32
+from jaxtyping import Array, Float
 
-from pallas_kernels.gpu import sums
+from pallas_kernels.gpu import spans, sums
+from pallas_kernels.gpu.form import Form, Inputs
 from pallas_kernels.gpu.mosaic import plgpu
 from pallas_kernels.gpu.sums import Layouts, Partials, Sums, across
-from pallas_kernels.gpu.tiling import Rows
 
 _AT_ONCE = 8  # splits
 
 
-def combine(
-    rows: Rows,
-    partials: Partials,
-    scales: Float32[Array, " F"],
-    sinks_KP: Float32[Array, "K P"] | None,
-    dtype: str,
-    *,
-    interpret: Any = None,
-) -> Float[Array, "X K O D"]:
-    """The results of all items; zeros where no split has a token.
+def combine(form: Form, inputs: Inputs, partials: Partials, *, interpret: Any = None) -> Float[Array, "X K O D"]:
+    """The results of all items, in the queries' dtype; zeros where no split has a token.
 
     Args:
-      rows: Of the items.
-      partials: By `flash.attend`.
-      scales, sinks_KP: As `flash.Inputs` has them.
-      dtype: Of the results; two bytes.
+      form, inputs: As `flash.attend` had them.
+      partials: What it found.
       interpret: `plgpu.InterpretGPUParams` for a machine that has no GPU.
     """
-    num_items, num_kv_heads, splits, places = partials.top_XKSP.shape
+    rows, dtype = form.rows, inputs.q_XKPD.dtype
+    num_items, num_kv_heads, places = partials.top_XKSP.shape[0], form.num_kv_heads, rows.places
     columns = sums.columns_at_once(rows)
-    sizes = {"num_kv_heads": num_kv_heads, "splits": splits}
+    sizes = {"num_kv_heads": num_kv_heads, "splits": form.tiling.splits}
+    read = {"items_5X": inputs.items_5X, "scales": inputs.scales}
+    read |= {name: x for name in ("window_1", "sinks_KP") if (x := getattr(inputs, name)) is not None}
 
-    def program(parts: Any, tops: Any, masses: Any, scales: Any, *refs: Any, **smem: Any) -> None:
-        *sinks, out = refs
+    def program(parts: Any, tops: Any, masses: Any, *refs: Any, **smem: Any) -> None:
+        *given, out = refs
+        here = Inputs.given(read, given)
         item, head, column = lax.axis_index("item"), lax.axis_index("head"), lax.axis_index("column")
-        layouts = Layouts.of(jnp.dtype(dtype), rows.warps)
+        layouts = Layouts.of(dtype, rows.warps)
         these = pl.ds(column * columns, columns)
 
         def fold(split: Any, before: Sums) -> Sums:
@@ -59,9 +53,7 @@ def combine(
             part = plgpu.load(parts.at[at, these], layout=layouts.out, optimized=False)
             most = jnp.maximum(before.top_P, top)
             fade, weight = jnp.exp2(before.top_P - most), jnp.exp2(top - most)
-            # Without a token a part is whatever memory held. NaN is not 0: it stays.
-            part = jnp.where(across(mass, part) != 0.0, part * across(weight, part), 0.0)
-            acc = before.acc_PD * across(fade, part) + part
+            acc = before.acc_PD * across(fade, part) + part * across(weight, part)
             return Sums(acc, most, before.mass_P * fade + mass * weight)
 
         def several(nth: Any, found: Sums) -> Sums:
@@ -69,11 +61,14 @@ def combine(
                 found = fold(nth * _AT_ONCE + k, found)
             return found
 
-        found = lax.fori_loop(0, splits // _AT_ONCE, several, Sums.none(rows, layouts, columns))
-        for split in range(splits // _AT_ONCE * _AT_ONCE, splits):
-            found = fold(split, found)
-        sink = plgpu.load(sinks[0].at[head], layout=layouts.row, optimized=False) if sinks else None
-        sums.store(out.at[item, head, :, these], found.result(scales[num_kv_heads + head], sink), smem)
+        used = spans.splits(form, here, item)
+        rounds = lax.div(used, jnp.int32(_AT_ONCE))
+        found = lax.fori_loop(0, rounds, several, Sums.none(rows, layouts, columns))
+        found = lax.fori_loop(rounds * _AT_ONCE, used, fold, found)
+        sink = None
+        if here.sinks_KP is not None:
+            sink = plgpu.load(here.sinks_KP.at[head], layout=layouts.row, optimized=False)
+        sums.store(out.at[item, head, :, these], found.result(here.scales[num_kv_heads + head], sink), smem)
 
     return plgpu.kernel(
         program,
@@ -84,4 +79,4 @@ def combine(
         compiler_params=plgpu.CompilerParams(approx_math=True),
         interpret=interpret,
         kernel_name="paged_combine",
-    )(*partials, scales, *([] if sinks_KP is None else [sinks_KP]))
+    )(*partials, *read.values())

@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.gpu import copying
+from pallas_kernels.gpu import fetching
 from pallas_kernels.gpu.chips import Gpu
 from pallas_kernels.gpu.mosaic import plgpu
 
@@ -20,7 +20,7 @@ def widened(narrow: Any, wide: Any, bytes_: int | None, chip: Gpu) -> None:
     ``bytes_`` are those of a swizzled row of the first; None if it lies plainly.
     """
     rows, columns = wide.shape
-    like, its_bytes = (narrow, bytes_) if bytes_ else (wide, copying.swizzle(rows, columns, wide.dtype, tma=True))
+    like, its_bytes = (narrow, bytes_) if bytes_ else (wide, fetching.swizzle(rows, columns, wide.dtype, tma=True))
     layout = plgpu.Layout.SMEM_GMEM_COPY(like.shape, like.dtype, its_bytes)
     x = plgpu.load(narrow, layout=layout, optimized=False)
     plgpu.store(wide, converted(x, wide.dtype, chip), optimized=False)

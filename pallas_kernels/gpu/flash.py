@@ -12,79 +12,21 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jaxtyping import Array, Float, Float32, Int32
+from jaxtyping import Array, Float
 
-from pallas_kernels.gpu import copying, sums
-from pallas_kernels.gpu.chips import Gpu
+from pallas_kernels.gpu import fetching, spans, sums
 from pallas_kernels.gpu.eighths import widened
+from pallas_kernels.gpu.form import Form, Inputs
 from pallas_kernels.gpu.mosaic import plgpu
 from pallas_kernels.gpu.products import ByWarp, ByWarpgroup
+from pallas_kernels.gpu.spans import Span
 from pallas_kernels.gpu.sums import MASKED, Layouts, Partials, Sums, across
-from pallas_kernels.gpu.tiling import Rows, Tiling
-
-
-@dataclasses.dataclass(frozen=True)
-class Form:
-    """What is compiled in.
-
-    Attributes:
-      name: Of the kernel.
-      rows, tiling: How the work is cut.
-      chip: What it runs on.
-      num_kv_heads, block_size, num_blocks: Of the cache.
-      window, soft_cap, sinks, tree: Which features are used.
-    """
-
-    name: str
-    rows: Rows
-    tiling: Tiling
-    chip: Gpu
-    num_kv_heads: int
-    block_size: int
-    num_blocks: int
-    window: bool
-    soft_cap: bool
-    sinks: bool
-    tree: bool
-
-    @property
-    def by_warpgroup(self) -> bool:
-        """Whether products are `products.ByWarpgroup`'s."""
-        return self.chip.has_wgmma and ByWarpgroup.fits(self.rows, self.tiling.chunk)
-
-
-class Inputs(NamedTuple):
-    """What the kernel reads.
-
-    Attributes:
-      q_XKPD: Queries by `items.gathered`, in the dtype of the products.
-      cache_HBD: The cache, its axes up to the KV head as one: ((layer · N + block) · 2 + keys or values) · K + head.
-      tables_RM: Block tables.
-      items_5X: Row, end, count, start and length of each item; see `items.Items`.
-      layer_1: Which.
-      scales: For each KV head what scores are multiplied by, then what results are, then the soft cap.
-      window_1: Tokens that a query sees.
-      sinks_KP: In units of log2, for each row of the products.
-      tree_XP: Which of its row's queries each place sees, as bits.
-
-    What a feature that is not compiled in would read is None.
-    """
-
-    q_XKPD: Float[Array, "X K P D"]
-    cache_HBD: Any
-    tables_RM: Int32[Array, "R M"]
-    items_5X: Int32[Array, "5 X"]
-    layer_1: Int32[Array, "1"]
-    scales: Float32[Array, " F"]
-    window_1: Int32[Array, "1"] | None
-    sinks_KP: Float32[Array, "K P"] | None
-    tree_XP: Int32[Array, "X P"] | None
 
 
 def attend(form: Form, inputs: Inputs, *, interpret: Any = None) -> Float[Array, "X K O D"] | Partials:
@@ -107,16 +49,16 @@ def attend(form: Form, inputs: Inputs, *, interpret: Any = None) -> Float[Array,
         shapes = Partials.shapes(rows, num_items, num_kv_heads, tiling.splits)
         out_type = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     chunk_shape = (tiling.stages, tiling.chunk, head_dim)
-    kv_tiles = copying.transforms(min(form.block_size, tiling.chunk), head_dim, stored, tma=form.chip.has_tma)
+    kv_tiles = fetching.transforms(min(form.block_size, tiling.chunk), head_dim, stored, tma=form.chip.has_tma)
     scratch = {
         "k_smem": plgpu.SMEM(chunk_shape, stored, transforms=kv_tiles),
         "v_smem": plgpu.SMEM(chunk_shape, stored, transforms=kv_tiles),
         "q_smem": plgpu.SMEM(
-            (places, head_dim), dtype, transforms=copying.transforms(places, head_dim, dtype, tma=form.chip.has_tma)
+            (places, head_dim), dtype, transforms=fetching.transforms(places, head_dim, dtype, tma=form.chip.has_tma)
         ),
     }
     if stored.itemsize == 1:
-        wide = copying.transforms(tiling.chunk, head_dim, dtype, tma=True)
+        wide = fetching.transforms(tiling.chunk, head_dim, dtype, tma=True)
         scratch["wide_smem"] = plgpu.SMEM((tiling.chunk, head_dim), dtype, transforms=wide)
     scratch |= sums.room_to_store(rows, head_dim)
     scratch |= (ByWarpgroup if form.by_warpgroup else ByWarp).room(places, tiling.chunk, dtype)
@@ -139,52 +81,21 @@ def attend(form: Form, inputs: Inputs, *, interpret: Any = None) -> Float[Array,
     return found[0] if tiling.splits == 1 else Partials(*found)
 
 
-class _Span(NamedTuple):
-    """What a program does of its item.
-
-    Attributes:
-      row: Whose tokens.
-      end, count: The last ``count`` of the first ``end`` tokens are the item's queries.
-      start: Tokens before the row's first query.
-      oldest, limit: Tokens that any of the queries may see are from the one on and before the other.
-      first, chunks: Which chunks.
-    """
-
-    row: Any
-    end: Any
-    count: Any
-    start: Any
-    oldest: Any
-    limit: Any
-    first: Any
-    chunks: Any
-
-
 def _program(form: Form, given: tuple[str, ...], interpreted: bool, *refs: Any, **smem: Any) -> None:
     outs: Any = refs[len(given) :]
-    inputs = Inputs(**(dict.fromkeys(Inputs._fields) | dict(zip(given, refs, strict=False))))
+    inputs = Inputs.given(given, refs[: len(given)])
     item, head, split = lax.axis_index("item"), lax.axis_index("head"), lax.axis_index("split")
-    span = _span(form, inputs, item, split)
+    span = spans.of(form, inputs, item, split)
     layouts = Layouts.of(inputs.q_XKPD.dtype, form.rows.warps)
     none = Sums.none(form.rows, layouts, form.rows.head_dim)
 
-    def keep(found: Sums) -> None:
-        plgpu.store(outs[1].at[item, head, split], found.top_P, optimized=False)
-        plgpu.store(outs[2].at[item, head, split], found.mass_P, optimized=False)
-
-    @pl.when(span.chunks == 0)
-    def _there_is_none() -> None:
-        if form.tiling.splits == 1:
-            sums.store(outs[0].at[item, head], none.acc_PD, smem)
-        else:
-            keep(none)
+    if form.tiling.splits == 1:
+        pl.when(span.chunks == 0)(lambda: sums.store(outs[0].at[item, head], none.acc_PD, smem))
 
     @pl.when(span.chunks > 0)
     def _there_is_work() -> None:
-        moves = copying.Moves(form, inputs.cache_HBD, inputs.tables_RM, inputs.layer_1[0], head, span, smem)
-        moves.queries(inputs.q_XKPD.at[item, head])
-        pl.loop(0, jnp.minimum(span.chunks, form.tiling.stages - 1))(moves.fetch)
-        moves.wait_for_queries()
+        moves = fetching.Moves(form, inputs.cache_HBD, inputs.tables_RM, inputs.layer_1[0], head, span, smem)
+        moves.begin(inputs.q_XKPD.at[item, head])
         if form.by_warpgroup:
             products = ByWarpgroup(smem, interpreted, converted="wide_smem" in smem)
         else:
@@ -195,10 +106,11 @@ def _program(form: Form, given: tuple[str, ...], interpreted: bool, *refs: Any, 
             sizes = {"num_kv_heads": form.num_kv_heads, "splits": form.tiling.splits}
             first = sums.first_row(form.rows, item, head, split, **sizes)
             sums.store(outs[0].at[pl.ds(first, form.rows.stored)], found.acc_PD, smem)
-            keep(found)
+            plgpu.store(outs[1].at[item, head, split], found.top_P, optimized=False)
+            plgpu.store(outs[2].at[item, head, split], found.mass_P, optimized=False)
             return
         sink = None
-        if form.sinks:
+        if inputs.sinks_KP is not None:
             sink = plgpu.load(inputs.sinks_KP.at[head], layout=layouts.row, optimized=False)
         sums.store(outs[0].at[item, head], found.result(inputs.scales[form.num_kv_heads + head], sink), smem)
 
@@ -206,20 +118,6 @@ def _program(form: Form, given: tuple[str, ...], interpreted: bool, *refs: Any, 
 def _mma(acc: Array, a: Array, b: Array) -> Array:
     """What stands for `plgpu.mma` in the interpreter, which has none."""
     return acc + jnp.dot(a, b, preferred_element_type=jnp.float32)
-
-
-def _span(form: Form, inputs: Inputs, item: Any, split: Any) -> _Span:
-    row, end, count, start, length = (inputs.items_5X[k, item] for k in range(5))
-    chunk, oldest, limit = form.tiling.chunk, jnp.int32(0), end
-    if form.window:
-        oldest = jnp.maximum(end - count + 1 - inputs.window_1[0], 0)
-    if form.tree:  # what a query sees of its row's queries is any of them, whatever the window
-        oldest, limit = jnp.minimum(oldest, start), length
-    begin = lax.div(oldest, jnp.int32(chunk))
-    chunks = jnp.where(count > 0, lax.div(limit + (chunk - 1), jnp.int32(chunk)) - begin, 0)
-    each = lax.div(chunks + (form.tiling.splits - 1), jnp.int32(form.tiling.splits))
-    mine = jnp.maximum(jnp.minimum(each, chunks - split * each), 0)
-    return _Span(row, end, count, start, oldest, limit, begin + split * each, mine)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,7 +130,7 @@ class _Tile:
     products: ByWarp | ByWarpgroup
     item: Any
     head: Any
-    span: _Span
+    span: Span
     moves: Any
     smem: dict[str, Any]
 
@@ -241,7 +139,7 @@ class _Tile:
         start = (self.span.first + nth) * self.form.tiling.chunk
         everybodys = self.span.start if self.form.tree else self.span.end - self.span.count + 1  # but for windows
         edge = start + self.form.tiling.chunk > everybodys
-        if self.form.window:
+        if self.inputs.window_1 is not None:
             edge |= start < self.span.end - self.inputs.window_1[0]
         fold = functools.partial(self._fold, start)
         return lax.cond(edge, functools.partial(fold, True), functools.partial(fold, False), nth, carry)
@@ -250,8 +148,9 @@ class _Tile:
         form, (acc, top, mass) = self.form, carry
         slot = self.moves.turn(nth)
         scores = self.products.scores(self._wide("k_smem", slot)) * self.inputs.scales[self.head]
-        if form.soft_cap:
-            scores = jnp.tanh(scores) * self.inputs.scales[2 * form.num_kv_heads]
+        if form.soft_cap:  # cap · tanh(x) from e^2x, for the instruction for tanh is right to eleven bits only
+            cap = self.inputs.scales[2 * form.num_kv_heads]
+            scores = cap - 2.0 * cap / (jnp.exp2(scores) + 1.0)
         if masked:
             scores = jnp.where(self._seen(start, scores.shape), scores, MASKED)
         most = jnp.maximum(top, scores.max(axis=1))
@@ -276,24 +175,24 @@ class _Tile:
         if "wide_smem" not in self.smem:
             return narrow
         at_once = min(self.form.block_size, self.form.tiling.chunk)
-        bytes_ = copying.swizzle(at_once, narrow.shape[1], narrow.dtype, tma=self.form.chip.has_tma)
+        bytes_ = fetching.swizzle(at_once, narrow.shape[1], narrow.dtype, tma=self.form.chip.has_tma)
         widened(narrow, self.smem["wide_smem"], bytes_, self.form.chip)
         return self.smem["wide_smem"]
 
-    def _seen(self, start: Any, shape: tuple[int, int]) -> Array:
+    def _seen(self, start: Any, shape: tuple[int, ...]) -> Array:
         """Which token each row sees."""
-        form, span = self.form, self.span
+        form, inputs, span = self.form, self.inputs, self.span
         token = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=self.layouts.out) + start
         last = span.end - 1
         if form.rows.height > 1:
             place = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=self.layouts.out)
             last = span.end - span.count + lax.div(place, jnp.int32(form.rows.group))
         seen = token <= last
-        if form.window:
-            seen &= token > last - self.inputs.window_1[0]
-        if form.tree:
+        if inputs.window_1 is not None:
+            seen &= token > last - inputs.window_1[0]
+        if inputs.tree_XP is not None:
             own = token - span.start
-            bits = plgpu.load(self.inputs.tree_XP.at[self.item], layout=self.layouts.row, optimized=False)
+            bits = plgpu.load(inputs.tree_XP.at[self.item], layout=self.layouts.row, optimized=False)
             bits = lax.broadcast_in_dim(bits, shape, [0])
             seen = jnp.where(own < 0, seen, (lax.shift_right_logical(bits, jnp.clip(own, 0, 31)) & 1) > 0)
         return seen & (token < span.limit)

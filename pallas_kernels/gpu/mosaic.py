@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from jax.sharding import AbstractDevice, AbstractMesh
 
-OLDEST_JAX = (0, 11)
+OLDEST_JAX = (0, 12)  # 0.11 has no `plgpu.store`
 
 
 class _Mosaic:

@@ -16,10 +16,9 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Bool, Float, Float32
 
-from pallas_kernels.gpu import copying
+from pallas_kernels.gpu import fetching
 from pallas_kernels.gpu.mosaic import plgpu
 from pallas_kernels.gpu.sums import Layouts
-from pallas_kernels.gpu.tiling import WARPS, Rows
 
 _COLUMNS = 64  # of values that are in registers at once, beside the sums
 
@@ -43,7 +42,7 @@ class ByWarp:
     @staticmethod
     def room(places: int, chunk: int, dtype: Any) -> dict[str, Any]:
         """Shared memory that it needs for itself."""
-        tiles = copying.transforms(places, chunk, dtype, tma=True)
+        tiles = fetching.transforms(places, chunk, dtype, tma=True)
         return {"p_smem": plgpu.SMEM((places, chunk), dtype, transforms=tiles)}
 
     def scores(self, keys: Any) -> Float32[Array, "P C"]:
@@ -81,12 +80,8 @@ class ByWarpgroup:
     converted: bool
 
     @staticmethod
-    def fits(rows: Rows, chunk: int) -> bool:
-        """Whether products have such rows and columns."""
-        return rows.warps == WARPS and chunk % 64 == 0
-
-    @staticmethod
     def room(places: int, chunk: int, dtype: Any) -> dict[str, Any]:
+        """None."""
         return {}
 
     def scores(self, keys: Any) -> Float32[Array, "P C"]:

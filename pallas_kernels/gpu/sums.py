@@ -14,7 +14,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Float32
 
-from pallas_kernels.gpu import copying
+from pallas_kernels.gpu import fetching
 from pallas_kernels.gpu.mosaic import plgpu
 from pallas_kernels.gpu.tiling import THREADS, Rows
 
@@ -89,12 +89,12 @@ def store(there: Any, acc_PD: Array, smem: dict[str, Any]) -> None:
     # In registers the rows that no query has lie among the others; in shared memory they lie behind them.
     plgpu.store(smem["out_smem"], acc_PD, optimized=False)
     first = smem["out_smem"].at[pl.ds(0, there.shape[0])]
-    kept = plgpu.load(first, layout=copying.strided(there.shape, jnp.float32), optimized=False)
+    kept = plgpu.load(first, layout=fetching.strided(there.shape, jnp.float32), optimized=False)
     plgpu.store(there, kept.astype(there.dtype), optimized=False)
 
 
 class Partials(NamedTuple):
-    """What S splits of X items have found for K KV heads; where the mass is 0, sums are whatever memory held.
+    """What S splits of X items have found for K KV heads; of splits without tokens, whatever memory held.
 
     Attributes:
       acc_ND: Rows that are stored of every split: of an item's head one split's after another's. Behind the last, as

@@ -11,6 +11,7 @@ ROWS = 16  # of the smallest product: m16n8k16
 WARPS = 4  # of a warpgroup, which is what a program is
 THREADS = 32 * WARPS
 CHUNKS = (32, 64, 128)
+MOST_SPLITS = 256
 _BUSY = 0.85  # of the best share of cores that are busy, from which on no more splits are made
 _FULL = 0.8  # of the programs that run at once: with so many there is nothing to split for
 _PARTIALS = 0.02  # of the bytes of KV, that partial results may take
@@ -41,12 +42,15 @@ class Tiling:
         faults = []
         if self.chunk not in CHUNKS:
             faults.append(f"chunk={self.chunk!r} must be one of {', '.join(map(str, CHUNKS))}")
-        for name, least, most in (("stages", 2, 8), ("splits", 1, 256)):
+        for name, least, most in (("stages", 2, 8), ("splits", 1, MOST_SPLITS)):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
                 faults.append(f"{name}={value!r} must be a whole number from {least} to {most}")
         if faults:
             raise ValueError(f"{'; '.join(faults)}; try the rule of pallas_kernels.gpu.tiling")
+
+
+_LEAST = Tiling(min(CHUNKS), 2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,11 +61,13 @@ class Rows:
       height: Queries.
       group: Query heads for each.
       head_dim: Of each.
+      every: Whether all rows of the products are written, for want of the shared memory that choosing takes.
     """
 
     height: int
     group: int
     head_dim: int
+    every: bool = False
 
     @property
     def count(self) -> int:
@@ -85,7 +91,7 @@ class Rows:
         """Rows that are written: as few as the threads of a program can share out evenly, or all if few are spared."""
         step = THREADS // math.gcd(self.head_dim, THREADS)
         fewest = -(-self.count // step) * step
-        return fewest if fewest <= _SPARED * self.places else self.places
+        return self.places if self.every or fewest > _SPARED * self.places else fewest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +148,12 @@ def _fitting(gpu: Gpu, shape: Shape) -> tuple[Tiling, int]:
             for stages in (4, 3, 2):
                 if smem_bytes(shape, Tiling(chunk, stages)) <= room:
                     return Tiling(chunk, stages), programs
-    return Tiling(32, 2), 1
+    return _LEAST, 1
+
+
+def fits(gpu: Gpu, shape: Shape) -> bool:
+    """Whether a program has room for the least there is."""
+    return smem_bytes(shape, _LEAST) <= gpu.smem_of_block
 
 
 def smem_bytes(shape: Shape, tiling: Tiling) -> int:

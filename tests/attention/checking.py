@@ -1,5 +1,6 @@
 """A batch by kernels against the oracle, with NaN in all memory that no row owns."""
 
+import contextlib
 import math
 
 import jax
@@ -43,7 +44,7 @@ def check(case, *, backend, tiling, pad=0, writes=True, tree=None, scales=None, 
             max_q_len=most, backend=backend, work=work, **options, **given,
         )  # fmt: skip
 
-    with tuning.trying(tiling):
+    with contextlib.nullcontext() if tiling is None else tuning.trying(tiling):  # None: as the rule cuts
         out, after = run(q, k, v, stored(cache.layout, data), jnp.int32(1), tables, kv_lens, cu, given)
     want = reference.paged_attention(
         q,
@@ -55,8 +56,9 @@ def check(case, *, backend, tiling, pad=0, writes=True, tree=None, scales=None, 
         sinks_H=arrays["sinks"],
         tree_TQ=tree,
     )
-    error = np.abs(np.asarray(out, np.float64) - want)[: cu[-1]].max(initial=0) / max(np.abs(want).max(initial=0), 1e-9)
-    assert error <= ERRORS.get(dtype, 5e-3)
+    errors = np.abs(np.asarray(out, np.float64) - want)[: cu[-1]].max(axis=(1, 2), initial=0)
+    largest = np.maximum(np.abs(want)[: cu[-1]].max(axis=(1, 2), initial=0), 1e-9)  # of each query
+    assert (errors <= ERRORS.get(dtype, 5e-3) * largest).all(), (errors / largest).max()
     assert not np.asarray(out)[cu[-1] :].any()  # padding queries give zeros
     assert_whole(kv.unpack(after.layout, after.data), owned, tables, kv_lens, cache.layout.block_size)
 

@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
-from pallas_kernels.gpu import attention, copying, eighths, flash, items, products, sums
+from pallas_kernels.gpu import attention, eighths, fetching, flash, items, products, spans, sums
 from tests.attention.kernel_mutants import Mutant
 
 MUTANTS = [
     Mutant(
         "values are not waited for",
-        copying.Moves,
+        fetching.Moves,
         "wait_for_values",
         'plgpu.barrier_wait(self._smem["v_there"].at[slot])',
         "pass",
     ),
     Mutant(
         "queries are not waited for",
-        copying.Moves,
-        "wait_for_queries",
+        fetching.Moves,
+        "begin",
         'plgpu.barrier_wait(self._smem["q_there"])',
         "pass",
     ),
     Mutant(
-        "without TMA, a chunk too few is waited for", copying.Moves, "turn", "* (stages - 2)", "* (stages - 1)", "waits"
+        "without TMA, a chunk too few is waited for",
+        fetching.Moves,
+        "turn",
+        "* (stages - 2)",
+        "* (stages - 1)",
+        "waits",
     ),
     Mutant(
         "without TMA, the last chunks are not waited for",
-        copying.Moves,
+        fetching.Moves,
         "turn",
         "plgpu.wait_gmem_to_smem(0))  # the last",
         "plgpu.wait_gmem_to_smem(on_their_way))  # the last",
@@ -33,7 +38,7 @@ MUTANTS = [
     ),
     Mutant(
         "without TMA, a slot is filled before the wait",
-        copying.Moves,
+        fetching.Moves,
         "turn",
         "    on_their_way =",
         "    self.fetch(further)\n    on_their_way =",
@@ -41,39 +46,39 @@ MUTANTS = [
     ),
     Mutant(
         "the first keys are not waited for",
-        copying.Moves,
+        fetching.Moves,
         "turn",
         'plgpu.barrier_wait(self._smem["k_there"].at[slot])',
         "pass",
     ),
     Mutant(
-        "reads are not done when a slot is filled again", copying.Moves, "turn", "plgpu.commit_smem()", "pass", "long"
+        "reads are not done when a slot is filled again", fetching.Moves, "turn", "plgpu.commit_smem()", "pass", "long"
     ),
     Mutant(
         "a block behind the last is fetched",
-        copying.Moves,
+        fetching.Moves,
         "fetch",
         "self._span.limit - 1",
         "self._span.limit + 99",
         "bounds",
     ),
     Mutant(
-        "the last page is clamped too early", copying.Moves, "fetch", "self._span.limit - 1", "self._span.limit - 17"
+        "the last page is clamped too early", fetching.Moves, "fetch", "self._span.limit - 1", "self._span.limit - 17"
     ),
     Mutant(
-        "the page of the chunk's first token serves all", copying.Moves, "fetch", "chunk + k * self._at_once", "chunk"
+        "the page of the chunk's first token serves all", fetching.Moves, "fetch", "chunk + k * self._at_once", "chunk"
     ),
     Mutant(
         "the chunk at hand is fetched again",
-        copying.Moves,
+        fetching.Moves,
         "turn",
         "self.fetch(further))\n        plgpu",
         "self.fetch(further - 1))\n        plgpu",
         "long",
     ),
-    Mutant("values are keys", copying.Moves, "fetch", "(block * 2 + which)", "(block * 2 + 0 * which)"),
-    Mutant("another layer is read", copying.Moves, "__init__", "layer * (", "0 * ("),
-    Mutant("another head is read", copying.Moves, "fetch", "form.num_kv_heads + self._head", "form.num_kv_heads"),
+    Mutant("values are keys", fetching.Moves, "fetch", "(block * 2 + which)", "(block * 2 + 0 * which)"),
+    Mutant("another layer is read", fetching.Moves, "__init__", "layer * (", "0 * ("),
+    Mutant("another head is read", fetching.Moves, "fetch", "form.num_kv_heads + self._head", "form.num_kv_heads"),
     Mutant("values behind the last token stay", flash._Tile, "_owned", "& (token < self.span.limit)", "& (token >= 0)"),
     Mutant(
         "values before the window stay", flash._Tile, "_owned", "(token >= self.span.oldest)", "(token >= 0)", "before"
@@ -93,7 +98,6 @@ MUTANTS = [
         "owned(v.shape, plgpu.Layout.WGMMA) | (v != v)",
         "together",
     ),
-    Mutant("wgmma forgets what was", products.ByWarpgroup, "added", "acc + jnp.dot", "0 * acc + jnp.dot", "together"),
     Mutant("no chunk is masked", flash._Tile, "chunk", "self.span.end - self.span.count + 1", "self.span.end + 999"),
     Mutant(
         "the chunk at the window's edge is not masked",
@@ -117,44 +121,46 @@ MUTANTS = [
         "seen & (token > last - 2) & (token <",
         "trees",
     ),
-    Mutant("a tree ends with its item", flash, "_span", "start), length", "start), limit", "trees"),
-    Mutant("a window cuts a tree", flash, "_span", "jnp.minimum(oldest, start), length", "oldest, length", "trees"),
+    Mutant("a tree ends with its item", spans, "_told", "start), length", "start), limit", "trees"),
+    Mutant("a window cuts a tree", spans, "_told", "jnp.minimum(oldest, start), length", "oldest, length", "trees"),
     Mutant("old sums do not fade", flash._Tile, "_fold", "acc = acc * across(fade, acc)", "pass", "long"),
     Mutant("old weights do not fade", flash._Tile, "_fold", "mass * fade +", "mass +", "long"),
     Mutant(
         "the cap is not multiplied back",
         flash._Tile,
         "_fold",
-        "jnp.tanh(scores) * self",
-        "jnp.tanh(scores) + 0 * self",
+        "cap - 2.0 * cap / (",
+        "1.0 - 2.0 / (",
         "cap",
     ),
-    Mutant("splits overlap", flash, "_span", "begin + split * each", "begin + split * (each - 1)", "long"),
+    Mutant("splits overlap", spans, "of", "first + split * each", "first + split * (each - 1)", "long"),
+    Mutant("the last split with tokens is left out", spans, "splits", "chunks + (_each", "chunks - (_each", "long"),
+    Mutant("splits without tokens are read", spans, "splits", "return lax.div(", "return 3 + 0 * lax.div(", "short"),
+    Mutant(
+        "without TMA, chunks are fetched before queries",
+        fetching.Moves,
+        "begin",
+        "_cp_async(queries, here)",
+        "self.fetch(0); _cp_async(queries, here)",
+        "waits",
+    ),
     Mutant(
         "the window begins a chunk late",
-        flash,
-        "_span",
-        "begin = lax.div(oldest, jnp.int32(chunk))",
-        "begin = lax.div(oldest, jnp.int32(chunk)) + 1",
+        spans,
+        "_told",
+        "first = lax.div(oldest, jnp.int32(chunk))",
+        "first = lax.div(oldest, jnp.int32(chunk)) + 1",
         "window",
     ),
     Mutant("sinks have no weight", sums.Sums, "result", "+ jnp.exp2(sink_P - most_P)", "", "sinks"),
     Mutant("a split's rows are its neighbour's", sums, "first_row", "* splits + split", "* splits + split * 0", "long"),
+    Mutant("parts are not weighted", attention, "combine", "part * across(weight, part)", "part", "long"),
     Mutant(
-        "parts without a token count",
+        "splits behind the first eight are left out",
         attention,
         "combine",
-        "across(mass, part) != 0.0",
-        "across(mass, part) != 9.5",
-        "short",
-    ),
-    Mutant("parts are not weighted", attention, "combine", "part * across(weight, part), 0.0", "part, 0.0", "long"),
-    Mutant(
-        "the last splits are left out",
-        attention,
-        "combine",
-        "_AT_ONCE * _AT_ONCE, splits",
-        "_AT_ONCE * _AT_ONCE, splits - 1",
+        "rounds * _AT_ONCE, used",
+        "used, used",
         "long",
     ),
     Mutant(

@@ -20,8 +20,9 @@ from jpaged import cache as kv
 from jpaged.attention import paged_attention
 from jpaged.cache import HEADS
 from pallas_kernels import tuning
-from pallas_kernels.gpu import attention, chips, copying, eighths, flash, mosaic
+from pallas_kernels.gpu import attention, chips, eighths, fetching, mosaic, spans
 from pallas_kernels.gpu.copy import copy_blocks
+from pallas_kernels.gpu.form import Form
 from pallas_kernels.gpu.tiling import Rows, Tiling
 from tests.attention import checking
 from tests.attention.batches import make_case, stored
@@ -39,7 +40,7 @@ def races_are_errors(monkeypatch):
     monkeypatch.setattr(attention, "interpreter", lambda: mosaic.plgpu.InterpretGPUParams(detect_races=True))
 
 
-def check(case, *, tiling=SHORT, **options):
+def check(case, *, tiling: Tiling | None = SHORT, **options):
     checking.check(case, backend="gpu_interpret", tiling=tiling, **options)
 
 
@@ -55,6 +56,17 @@ LATER = pytest.mark.every_setting
 @pytest.mark.parametrize("name", DECODE)
 def test_decode(name, tiling):
     check(make(*DECODE[name]), max_q_len=1, tiling=tiling)
+
+
+@pytest.mark.parametrize("tiling", [SHORT, WHOLE], ids=["splits", "whole"])
+def test_decode_with_padding(tiling):
+    """Padding after rows with sinks, which alone make no result."""
+    check(make([1, 0, 1], [70, 7, 33], pad=3), pad=3, max_q_len=1, tiling=tiling, sinks=np.linspace(-1, 2, 8))
+
+
+@pytest.mark.parametrize("max_q_len", [1, 40])
+def test_as_the_rule_cuts(max_q_len):
+    check(make([max_q_len, 1, 1], [400, 129, 16], pad=1), pad=1, max_q_len=max_q_len, tiling=None)
 
 
 @pytest.mark.parametrize("tiling", [pytest.param(SHORT, marks=LATER), WHOLE], ids=["splits", "whole"])
@@ -133,11 +145,11 @@ def moves(chip, *, chunks, stages=2):
     """The copies of a program on a chip, of which nothing is done: what is ordered is listed, with `Moves` itself."""
     rows, heads, blocks = Rows(1, 4, 64), 2, 9
     tiling = Tiling(64, stages)
-    form = flash.Form("", rows, tiling, chip, heads, 16, blocks, window=False, soft_cap=False, sinks=False, tree=False)
+    form = Form("", rows, tiling, chip, heads, 16, blocks, soft_cap=False, tree=False)
     tables = np.array([[5, 3, 7, 2, 1, *[blocks] * 99], [blocks] * 104], np.int32)
-    smem: dict[str, Any] = {name: Ref() for name in ("k_smem", "v_smem", "k_there", "v_there")}
-    span = flash._Span(row=0, end=70, count=1, start=69, oldest=0, limit=70, first=0, chunks=chunks)
-    return copying.Moves(form, Ref(), tables, 1, 1, span, smem)
+    smem: dict[str, Any] = {name: Ref() for name in ("q_smem", "k_smem", "v_smem", "k_there", "v_there")}
+    span = spans.Span(row=0, end=70, count=1, start=69, oldest=0, limit=70, first=0, chunks=chunks)
+    return fetching.Moves(form, Ref(), tables, 1, 1, span, smem)
 
 
 @pytest.fixture
@@ -148,6 +160,7 @@ def ordered(monkeypatch):
 
 def list_orders(patch):
     found: list[Any] = []
+    patch.setattr(fetching.pl, "loop", lambda start, stop: lambda body: [body(n) for n in range(start, int(stop))])
     patch.setattr(mosaic._Mosaic, "copy_gmem_to_smem", lambda _, there, *__, **___: found.append(there), False)
     patch.setattr(mosaic._Mosaic, "wait_gmem_to_smem", lambda _, left: found.append(left), False)
     return found
@@ -170,8 +183,10 @@ def test_no_copy_reads_what_a_row_does_not_own(chip, ordered):
 def check_waits(stages, chunks, ordered):
     """With cp.async a chunk's copies are done when it is read, and a slot is filled behind a wait for all threads."""
     program = moves(chips.GPUS["A100"], chunks=chunks, stages=stages)
-    for nth in range(min(chunks, stages - 1)):
-        program.fetch(nth)
+    queries = Ref("queries")
+    program.begin(queries)
+    assert ordered[0] is queries, "queries are not there with the first chunk"
+    ordered.pop(0)
     each = len(ordered) // min(chunks, stages - 1)
     done = 0
     for nth in range(chunks):

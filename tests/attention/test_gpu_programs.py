@@ -1,6 +1,7 @@
 """What ptxas makes of the GPU kernels, compiled for chips that are not here, each case in a process of its own."""
 
 import dataclasses
+import itertools
 import json
 import os
 import re
@@ -13,7 +14,7 @@ from pallas_kernels import tuning
 from pallas_kernels.cases import CASES
 from pallas_kernels.gpu import attention, mosaic
 from pallas_kernels.gpu.chips import GPUS
-from pallas_kernels.gpu.tiling import Rows, Shape, rule, smem_bytes
+from pallas_kernels.gpu.tiling import Rows, Shape, fits, rule, smem_bytes
 from pallas_kernels.options import Purpose
 from scripts.inspection import chips
 from scripts.inspection.gpu import figures, programs, toolkit
@@ -47,6 +48,23 @@ KEYS = {"chip", "case", "registers", "spills", "smem_bytes", "ctas_per_sm", "lau
 KEYS |= {"bytes_moved", "bytes_minimum"}
 
 
+def of_the_docs(chip, case):
+    """Registers, CTAs and splits as docs/gpu.md has them; None if it does not."""
+    lines = (ROOT / "docs" / "gpu.md").read_text().splitlines()
+    (head,) = (line for line in lines if line.startswith("| case |"))
+    cells = next(
+        ([cell.strip() for cell in line.split("|")] for line in lines if line.startswith(f"| `{case}` |")), None
+    )
+    chips = [cell.strip() for cell in head.split("|")]
+    return list(map(int, cells[chips.index(chip)].split(","))) if cells and chip in chips else None
+
+
+def test_the_docs_are_read():
+    """Or the figures there are compared with nothing."""
+    assert of_the_docs("H200", "prefill_bf16_b16") is not None and of_the_docs("A100", "decode_bf16_b16") is not None
+    assert of_the_docs("H100", "decode_bf16_b16") is None and of_the_docs("H200", "decode_bf16_b8") is None
+
+
 @COMPILED
 @pytest.mark.one_python
 @pytest.mark.parametrize(
@@ -62,6 +80,10 @@ def test_compiles(chip, case):
     assert one["spills"] == one["local"] == 0, one
     assert one["compile_s"] <= MOST_COMPILE_SECONDS, one
     assert one["command_buffer"], one  # all of it is one CUDA graph
+    if (documented := of_the_docs(chip, case)) is not None:
+        registers, *rest = documented
+        assert abs(one["registers"] - registers) <= 0.1 * registers, one
+        assert [one["ctas_per_sm"], one["splits"]] == rest, one
     if case.startswith("prefill"):
         does, has = one["instructions"], GPUS[chip].has_wgmma
         assert ("HGMMA" in does, "HMMA" in does) == (has, not has), one
@@ -69,8 +91,9 @@ def test_compiles(chip, case):
             assert does["FENCE"] == (5 if CASES[case].scales else 2), one
         return
     assert one["temp_bytes"] <= 0.05 * one["cache_bytes"], one  # no copy of a cache is hidden
-    assert one["partials"] <= 0.02, one
-    assert one["bytes_moved"] <= 1.35 * one["bytes_minimum"], one
+    assert one["partials"] <= 0.01, one
+    assert one["bytes_moved"] <= (1.06 if CASES[case].context >= 2048 else 1.26) * one["bytes_minimum"], one
+    assert one["launches"] <= (6 if CASES[case].queries == 1 else 12), one
     assert one["launches_attending"] <= (2 if CASES[case].queries == 1 else 3), one
     sixteen = CASES[case].head_dim == 128 and CASES[case].block_size in (16, 64)
     if sixteen and chip in ("A100", "H100", "H200", "B200"):
@@ -100,22 +123,27 @@ SHAPE = Shape(Rows(1, 4, 128), 64, 8, 16, "bfloat16", 2, 2048, False)
 
 @pytest.mark.parametrize("gpu", GPUS.values(), ids=list(GPUS))
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 192, 256])
-@pytest.mark.parametrize(("dtype", "size"), [("bfloat16", 2), ("int8", 1)])
-@pytest.mark.parametrize("height", [1, 8, 0])
-def test_the_rule_fits_shared_memory(gpu, head_dim, dtype, size, height):
-    prefill = not height
-    if prefill:
-        memory = attention.Memory(1, 8, head_dim, 64, dtype)
-        height = attention.shapes(gpu, memory, Purpose(4, 64, 400, 32, 100))[1].rows.height
-    rows = Rows(height, 4, head_dim)
-    for items, context in ((1, 1 << 15), (8, 2048), (512, 256)):
-        shape = dataclasses.replace(SHAPE, rows=rows, num_items=items, dtype=dtype, size=size, context=context)
-        shape = dataclasses.replace(shape, prefill=prefill)
-        tiling = rule(gpu, shape)
-        assert smem_bytes(shape, tiling) <= gpu.smem_of_block
-        assert tiling in near(tiling, shape, gpu.smem_of_block)
-        partial = 4 * tiling.splits * (rows.stored * head_dim + 2 * rows.places)
-        assert tiling.splits == 1 or partial <= 0.02 * context * shape.token_bytes
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_the_rule_fits_shared_memory(gpu, head_dim, dtype):
+    memory = attention.Memory(1, 2, head_dim, 64, dtype)
+    batches = [(1, 1, 1, 512), (1, 512, 512, 4), (4, 8, 30, 512), (8, 64, 400, 32), (300, 64, 2000, 32)]
+    for (most, rows, tokens, columns), group in itertools.product(batches, (1, 3, 4, 5, 7, 8, 12, 16, 20, 33, 64, 71)):
+        shapes = attention.shapes(gpu, memory, Purpose(rows, columns, tokens, 2 * group, most))
+        if not all(fits(gpu, shape) for shape in shapes):
+            assert group * head_dim > 64 * 128, shapes
+            continue
+        for shape in shapes:
+            tiling = rule(gpu, shape)
+            assert smem_bytes(shape, tiling) <= gpu.smem_of_block, shape
+            assert tiling in near(tiling, shape, gpu.smem_of_block)
+            partial = 4 * tiling.splits * (shape.rows.stored * head_dim + 2 * shape.rows.places)
+            assert tiling.splits == 1 or partial <= 0.02 * shape.context * shape.token_bytes
+
+
+def test_more_heads_than_shared_memory_holds_are_refused():
+    memory = attention.Memory(9, 1, 256, 16, "bfloat16")
+    with pytest.raises(ValueError, match=r"128 query heads of 256 to a KV head have no room.*L40S; try backend='xla'"):
+        attention.plan(memory, Purpose(4, 4, 4, 128, 1), chip=GPUS["L40S"])
 
 
 def test_splits_by_hand():
@@ -159,8 +187,9 @@ def test_what_ptxas_says_is_read(tmp_path):
 
 
 def test_findings_are_of_shapes_that_there_are():
+    names = [figures.shape(chip, case).key for chip, case in ALL]
     for chip in GPUS:
-        for key in tuning.findings(chip):
+        for key in [*names, *tuning.findings(chip)]:
             assert re.fullmatch(r"(decode q[1-8]|prefill) kv\d+ group\d+ d\d+ \w+ block\d+ items\d+ context\d+", key)
 
 

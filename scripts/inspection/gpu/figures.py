@@ -50,7 +50,7 @@ def figures(gpu: Gpu, name: str, case: Case, made: programs.Made, tiling: Tiling
     tiling = tiling or chosen
     kernel = "paged_prefill" if case.queries > MOST_QUERIES else "paged_decode"
     (program,) = (program for program in made.programs if program.name == kernel)
-    partial = _partials(case, rows, tiling)
+    partial = _partials(case, rows.stored, rows, tiling)
     return {
         "chip": gpu.name,
         "case": name,
@@ -88,11 +88,11 @@ def _cut(gpu: Gpu, case: Case) -> tuple[Rows, Tiling]:
     return plan.few, plan.few_tiling
 
 
-def _partials(case: Case, rows: Rows, tiling: Tiling) -> int:
-    """Bytes of what splits leave to be put together."""
+def _partials(case: Case, count: int, rows: Rows, tiling: Tiling) -> int:
+    """Bytes of so many rows of what splits leave to be put together."""
     if tiling.splits == 1:
         return 0
-    each = 4 * (rows.stored * rows.head_dim + 2 * rows.places)
+    each = 4 * (count * rows.head_dim + 2 * rows.places)
     return case.rows * case.num_kv_heads * tiling.splits * each
 
 
@@ -114,7 +114,7 @@ def _moved(case: Case, rows: Rows, tiling: Tiling) -> int:
     query = size * case.head_dim * case.rows * case.queries * case.num_heads
     placed = size * case.head_dim * items * case.num_kv_heads * rows.places
     stored = size * case.head_dim * items * case.num_kv_heads * rows.stored
-    partial = 2 * _partials(case, rows, tiling)  # written and read
+    partial = sum(_partials(case, count, rows, tiling) for count in (rows.stored, rows.places))  # written, and read
     # A decode's results are where they belong; others are read again and put there.
     out = stored if case.queries == 1 else 2 * stored + query
     return kv + new + query + 2 * placed + partial + out

@@ -15,7 +15,7 @@ from inspection.gpu import figures, programs, toolkit
 from pallas_kernels import tuning
 from pallas_kernels.cases import CASES
 from pallas_kernels.gpu.chips import GPUS
-from pallas_kernels.gpu.tiling import CHUNKS, Shape, Tiling, rule, smem_bytes
+from pallas_kernels.gpu.tiling import CHUNKS, MOST_SPLITS, Shape, Tiling, rule, smem_bytes
 
 _STAGES = (2, 3, 4)
 
@@ -34,9 +34,9 @@ def best(chip: str, name: str, *, here: str | None, only_spills: bool) -> dict[s
     if chip == here and not only_spills:
         found = clock.fastest(chip, name, [now, *others], "gpu")
         return found and {**_changed(chip, shape, found[0]), **found[1]}
-    if not _spills(chip, name, now):
+    if _spills(chip, name, now) == 0:
         return None
-    for tiling in others:
+    for tiling in others:  # of what spills, or does not compile at all
         if _spills(chip, name, tiling) == 0:
             return {**_changed(chip, shape, tiling), "spills": 0, "from": f"compiled, jax {toolkit.version()}"}
     return None
@@ -44,8 +44,8 @@ def best(chip: str, name: str, *, here: str | None, only_spills: bool) -> dict[s
 
 def near(now: Tiling, shape: Shape, room: int) -> list[Tiling]:
     """Other chunks, stages and splits, those that fit shared memory."""
-    splits = sorted({max(1, now.splits // 2), now.splits, now.splits * 2}) if not shape.prefill else [1]
-    choices = itertools.product(CHUNKS, _STAGES, splits)
+    splits = {max(1, now.splits // 2), now.splits, min(now.splits * 2, MOST_SPLITS)} if not shape.prefill else {1}
+    choices = itertools.product(CHUNKS, _STAGES, sorted(splits))
     tilings = [Tiling(chunk, stages, count) for chunk, stages, count in choices]
     return [tiling for tiling in tilings if smem_bytes(shape, tiling) <= room]
 

@@ -12,7 +12,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
+from pallas_kernels.gpu.form import Form
 from pallas_kernels.gpu.mosaic import plgpu
+from pallas_kernels.gpu.spans import Span
 from pallas_kernels.gpu.tiling import THREADS, WARPS
 
 _TILE = 8  # rows that are swizzled together
@@ -51,22 +53,23 @@ def strided(shape: tuple[int, int], dtype: Any) -> Any:
 class Moves:
     """A program's copies."""
 
-    def __init__(self, form: Any, cache: Any, tables: Any, layer: Any, head: Any, span: Any, smem: dict[str, Any]):
+    def __init__(self, form: Form, cache: Any, tables: Any, layer: Any, head: Any, span: Span, smem: dict[str, Any]):
         self._form, self._cache, self._tables, self._head = form, cache, tables, head
         self._span, self._smem = span, smem
         self._base = layer * (form.num_blocks * 2 * form.num_kv_heads)
         self._at_once = min(form.block_size, form.tiling.chunk)  # tokens
 
-    def queries(self, there: Any) -> None:
-        """Begins to fetch them."""
+    def begin(self, queries: Any) -> None:
+        """Fetches the queries and, but for one slot, as many chunks as there are slots.
+
+        Without TMA queries are there when the first chunk is, which is ordered after them.
+        """
         here = self._smem["q_smem"]
         if self._form.chip.has_tma:
-            plgpu.copy_gmem_to_smem(there, here, self._smem["q_there"])
+            plgpu.copy_gmem_to_smem(queries, here, self._smem["q_there"])
         else:
-            _cp_async(there, here)
-
-    def wait_for_queries(self) -> None:
-        """Without TMA they are there when the first chunk is, which is ordered after them."""
+            _cp_async(queries, here)
+        pl.loop(0, jnp.minimum(self._span.chunks, self._form.tiling.stages - 1))(self.fetch)
         if self._form.chip.has_tma:
             plgpu.barrier_wait(self._smem["q_there"])
 
@@ -110,6 +113,7 @@ class Moves:
         return slot
 
     def wait_for_values(self, slot: Any) -> None:
+        """Without TMA they came with their keys."""
         if self._form.chip.has_tma:
             plgpu.barrier_wait(self._smem["v_there"].at[slot])
 
