@@ -45,7 +45,8 @@ class KVLayout:
       dtype: Name of the element type.
       order: A permutation of the letters of ``CANONICAL``, or ``WORDS``. ``"LCKNBD"``, the order of the ``xla``
         backend, puts the tokens of one head of one block side by side, so that a gather of blocks is already batched by
-        head.
+        head; ``HEADS``, of the ``gpu`` backend, puts a block's together, so that one copy brings a head's. See
+        `jpaged.attention.best_layout`.
       axis: Mesh axis that the heads are split over; None for a cache that one device holds.
       num_ranks: Its size, R. Each rank's keys and values lie together. With fewer KV heads than ranks, R/K ranks hold
         each.

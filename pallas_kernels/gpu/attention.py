@@ -216,7 +216,7 @@ def attend(
 
     Args:
       how, work: By `plan` and `prepare`.
-      q_THD: Queries.
+      q_THD: Queries; products are in the cache's dtype if that has sixteen bits, else in theirs, or bfloat16.
       cache: KV memory of all layers, [L, N, 2, K, B, D].
       tables_RM: Block tables.
       layer: Which layer.

@@ -16,7 +16,7 @@ _BUSY = 0.85  # of the best share of cores that are busy, from which on no more 
 _FULL = 0.8  # of the programs that run at once: with so many there is nothing to split for
 _PARTIALS = 0.02  # of the bytes of KV, that partial results may take
 _SPARED = 0.75  # of the rows that products have, above which all are written, for that wants no shared memory
-_RESERVED = 1024  # bytes of shared memory that each program takes besides its own
+RESERVED = 1024  # bytes of shared memory that each program takes besides its own
 _LARGE = 64 * 128
 _BARRIERS = 1024  # bytes for barriers, and for aligning what stands between them
 
@@ -143,7 +143,7 @@ def _fitting(gpu: Gpu, shape: Shape) -> tuple[Tiling, int]:
     together = gpu.has_wgmma and shape.rows.warps == WARPS  # by wgmma, whose operands need none
     chunks = (64,) if together else (32,) if large else (64, 32)
     for programs in (2, 1):
-        room = min(gpu.smem // programs - _RESERVED, gpu.smem_of_block)
+        room = min(gpu.smem // programs - RESERVED, gpu.smem_of_block)
         for chunk in chunks:
             for stages in (4, 3, 2):
                 if smem_bytes(shape, Tiling(chunk, stages)) <= room:

@@ -23,6 +23,7 @@ def layout(case: Case, backend: str) -> KVLayout:
 
 
 def columns(case: Case) -> int:
+    """Of its block tables."""
     return -(-case.context // case.block_size)
 
 

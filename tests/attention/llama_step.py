@@ -125,7 +125,8 @@ if __name__ == "__main__":
                 "temp_bytes": memory.temp_size_in_bytes,
                 "cache_bytes": math.prod(cache.shape) * cache.dtype.itemsize // len(devices),
                 "argument_bytes": memory.argument_size_in_bytes,
-                "collectives": _collectives(compiled.as_text()),
+                # jaxlib 0.10 cannot read the text of what libtpu has compiled.
+                "collectives": _collectives(compiled.as_text()) if jax.__version_info__ >= (0, 11) else None,
             }
         )
     )

@@ -279,9 +279,11 @@ def test_llama_3_8b_on_eight_chips_copies_no_cache():
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["temp_bytes"] <= 0.05 * found["cache_bytes"], found
+    assert found["compile_s"] <= 120, found  # 60 is promised for a machine that does nothing else
+    if found["collectives"] is None:
+        pytest.skip("memory is as it should be; this jax cannot read the program, to count what chips exchange")
     # Layers are one loop: two sums of hidden vectors in it, one of embeddings before it, and nothing of KV.
     hidden = {name: count for name, count in found["collectives"].items() if name.endswith("[64,4096]")}
     assert hidden == {"all-reduce bf16[64,4096]": 3}, found
     sizes = [math.prod(map(int, re.findall(r"\d+", name.split("[")[1]))) for name in found["collectives"]]
     assert max(sizes) <= 64 * 128256, found  # logits, for the sampler
-    assert found["compile_s"] <= 120, found  # 60 is promised for a machine that does nothing else

@@ -19,10 +19,9 @@ from typing import Any
 
 from inspection.gpu import toolkit
 from pallas_kernels.gpu.chips import Gpu
-from pallas_kernels.gpu.tiling import THREADS
+from pallas_kernels.gpu.tiling import RESERVED, THREADS
 
 _ROOT = Path(__file__).resolve().parents[3]
-_RESERVED = 1024  # bytes of shared memory that a block of threads takes besides its own
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +50,7 @@ class Program:
     def blocks_per_core(self, gpu: Gpu) -> int:
         """Blocks of threads that a core holds at once."""
         by_registers = gpu.registers // (-(-self.registers // 8) * 8 * THREADS)  # given out by eights
-        by_memory = gpu.smem // (self.smem_bytes + _RESERVED)
+        by_memory = gpu.smem // (self.smem_bytes + RESERVED)
         return min(by_registers, by_memory, gpu.threads // THREADS, gpu.blocks)
 
 
