@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int32
@@ -147,8 +148,8 @@ def _attend(backend: str, most: int, cache: KVCache, asked: _Asked) -> tuple[Arr
     """The heads of one device."""
     q, k, v, layer, batch, masking, quantisation, tree_mask, work = asked
     if backend != "xla":
-        q = _inference_only(q)
-        k, v = (None if x is None else _inference_only(x) for x in (k, v))
+        asked, cache = jax.tree.map(lambda x: _inference_only(x) if isinstance(x, jax.Array) else x, (asked, cache))
+        q, k, v, layer, batch, masking, quantisation, tree_mask, work = asked
         kernels, purpose = kernels_of(backend), _purpose(batch.block_tables_RM, q.shape[0], q.shape[1], most)
         how = kernels.plan(cache.layout.of_rank, purpose, interpret=backend.endswith("interpret"))
         work = kernels.prepare(how, batch) if work is None else work
@@ -249,7 +250,9 @@ def prepare(
     backend = backend_for(backend, layout)
     block_tables, kv_lens, cu_q_lens = map(jnp.asarray, (block_tables, kv_lens, cu_q_lens))
     faults = misfits.of_cache(backend, layout) + misfits.of_batch(block_tables, kv_lens, cu_q_lens, max_q_len)
-    if num_heads < 1 or num_heads % layout.num_kv_heads:
+    if not isinstance(num_tokens, int | np.integer) or num_tokens < 0:
+        faults.append(f"{num_tokens=} must be a whole number from 0; try T of q's shape [T, H, D]")
+    if not isinstance(num_heads, int | np.integer) or num_heads < 1 or num_heads % layout.num_kv_heads:
         faults.append(
             f"{num_heads=} must be a multiple of {layout.num_kv_heads} KV heads; try H of q's shape [T, H, D]"
         )

@@ -23,8 +23,10 @@ FLOATS = ("float32", "bfloat16", "float16")  # of queries, and of new keys and v
 def of_arrays(q, k, v, cache: KVCache, layer, block_tables, kv_lens, cu_q_lens, sinks, max_q_len) -> list[str]:
     """Of shapes and types, of the cache and of the layer; arguments as of `attention.paged_attention`, all arrays."""
     layout, faults = cache.layout, []
-    if isinstance(layer, int | np.integer) and not 0 <= layer < layout.num_layers:
-        last = layout.num_layers - 1
+    last = layout.num_layers - 1
+    if not _is_whole(layer) or jnp.shape(layer):
+        faults.append(f"{layer=} must be a single whole number; try one from 0 to {last}")
+    elif isinstance(layer, int | np.integer) and not 0 <= layer <= last:
         faults.append(f"{layer=} must be from 0 to {last}, the cache's last; try a KVLayout of more num_layers")
     if cache.data.shape != layout.shape or str(cache.data.dtype) != layout.stored_dtype:
         wanted = f"{layout.stored_dtype}{list(layout.shape)}"
@@ -85,16 +87,34 @@ def of_numbers(sm_scale, sliding_window, soft_cap, k_scale, v_scale) -> list[str
     for name, x in (("sm_scale", sm_scale), ("sliding_window", sliding_window), ("soft_cap", soft_cap)):
         if x is not None and jnp.shape(x):
             faults.append(f"{name}.shape={jnp.shape(x)} must be (), one number for all; try a call for each")
-    if isinstance(sliding_window, float) or (
-        isinstance(sliding_window, int | np.integer) and not 1 <= sliding_window < 2**31
+    if sliding_window is not None and (
+        not _is_whole(sliding_window)
+        or (isinstance(sliding_window, int | np.integer) and not 1 <= sliding_window < 2**31)
     ):
         faults.append(f"{sliding_window=} must be a whole number from 1 to 2**31 - 1; try None, which sees all")
-    if isinstance(soft_cap, int | float) and not 0 < soft_cap < math.inf:
-        faults.append(f"{soft_cap=} must be above 0; try None, which caps nothing")
+    if not np.isfinite(_known(sm_scale)).all():
+        faults.append(f"{sm_scale=} must be a finite float32; try None, for 1 / sqrt(D)")
+    if not ((_known(soft_cap) > 0) & np.isfinite(_known(soft_cap))).all():
+        faults.append(f"{soft_cap=} must be above 0 and a finite float32; try None, which caps nothing")
+    least = np.finfo(np.float32).tiny  # smaller ones count as 0
     for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
-        if isinstance(scale, int | float) and (not scale or not math.isfinite(scale)):
+        if not ((np.abs(_known(scale)) >= least) & np.isfinite(_known(scale))).all():
             faults.append(f"{name}={scale} must be a number other than 0, for new tokens are divided by it; try 1.0")
     return faults
+
+
+def _is_whole(number) -> bool:
+    if isinstance(number, int):
+        return not isinstance(number, bool)
+    return hasattr(number, "dtype") and jnp.issubdtype(number.dtype, jnp.integer)
+
+
+def _known(number) -> np.ndarray:
+    """What is known of an argument when a call is traced, as kernels have it; nothing of None and of JAX's arrays."""
+    if number is None or isinstance(number, jax.Array):
+        return np.ones(0, np.float32)
+    with np.errstate(over="ignore"):
+        return np.asarray(number).astype(np.float32)
 
 
 def of_cache(backend: str, layout: kv.KVLayout) -> list[str]:
@@ -125,6 +145,8 @@ def of_backend(backend: str, cache: KVCache, num_tokens: int, k_scale, v_scale, 
     if layout.dtype == "int8" and k_scale is None:
         faults.append("k_scale must be given for dtype='int8', or numbers below 1 would be lost; try max|k| / 127")
     if tree_mask is not None:
+        if tree_mask.dtype != bool:
+            faults.append(f"{tree_mask.dtype=} must be bool; try tree_mask != 0")
         if tree_mask.ndim != 2 or tree_mask.shape[0] != num_tokens:
             faults.append(f"{tree_mask.shape=} must be [T, Q] with T={num_tokens}; try a row for each query")
         elif max_q_len is None or max_q_len > min(tree_mask.shape[1], MOST_QUERIES):

@@ -28,6 +28,7 @@ from pallas_kernels.options import LOG2E, MOST_QUERIES, Options, Purpose
 
 DTYPES = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8")  # of KV
 _NO_BLOCK = 2**31 - 1  # of any cache, so that no write of padding finds one
+_MOST_SINK = 1e38  # that leaves others no weight, and less than infinity, which less itself is NaN
 _TALL = 64  # rows of an item of a longer row
 _WIDEST = 192  # of wider heads half as many, whose operands have room in registers; wgmma's need none
 
@@ -260,7 +261,8 @@ def _attend(
     )
     sinks_KP = None
     if options.sinks_H is not None:
-        sinks_KP = _by_place(options.sinks_H.astype(jnp.float32).reshape(heads, 1, -1) * LOG2E, rows)
+        sinks_H = jnp.minimum(options.sinks_H.astype(jnp.float32) * LOG2E, _MOST_SINK)
+        sinks_KP = _by_place(sinks_H.reshape(heads, 1, -1), rows)
     tree_XP = None
     if form.tree and options.tree_RQ is not None:
         bits_RQ = options.tree_RQ.reshape(-1, how.purpose.most)

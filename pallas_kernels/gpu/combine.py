@@ -61,14 +61,18 @@ def combine(form: Form, inputs: Inputs, partials: Partials, *, interpret: Any = 
                 found = fold(nth * _AT_ONCE + k, found)
             return found
 
-        used = spans.splits(form, here, item)
-        rounds = lax.div(used, jnp.int32(_AT_ONCE))
-        found = lax.fori_loop(0, rounds, several, Sums.none(rows, layouts, columns))
-        found = lax.fori_loop(rounds * _AT_ONCE, used, fold, found)
-        sink = None
-        if here.sinks_KP is not None:
-            sink = plgpu.load(here.sinks_KP.at[head], layout=layouts.row, optimized=False)
-        sums.store(out.at[item, head, :, these], found.result(here.scales[num_kv_heads + head], sink), smem)
+        used, none = spans.splits(form, here, item), Sums.none(rows, layouts, columns)
+        pl.when(used == 0)(lambda: sums.store(out.at[item, head, :, these], none.acc_PD, smem))
+
+        @pl.when(used > 0)
+        def _there_is_something() -> None:
+            rounds = lax.div(used, jnp.int32(_AT_ONCE))
+            found = lax.fori_loop(0, rounds, several, none)
+            found = lax.fori_loop(rounds * _AT_ONCE, used, fold, found)
+            sink = None
+            if here.sinks_KP is not None:
+                sink = plgpu.load(here.sinks_KP.at[head], layout=layouts.row, optimized=False)
+            sums.store(out.at[item, head, :, these], found.result(here.scales[num_kv_heads + head], sink), smem)
 
     return plgpu.kernel(
         program,

@@ -6,11 +6,13 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental import pallas as pl
 
 from pallas_kernels.gpu import fetching
 from pallas_kernels.gpu.chips import Gpu
 from pallas_kernels.gpu.mosaic import plgpu
 
+_AT_ONCE = 32  # rows in registers: every chunk has as many, or a multiple
 _FLOAT_OF_2_23 = 0x4B000000  # whose last 23 bits are whole numbers
 
 
@@ -21,9 +23,11 @@ def widened(narrow: Any, wide: Any, bytes_: int | None, chip: Gpu) -> None:
     """
     rows, columns = wide.shape
     like, its_bytes = (narrow, bytes_) if bytes_ else (wide, fetching.swizzle(rows, columns, wide.dtype, tma=True))
-    layout = plgpu.Layout.SMEM_GMEM_COPY(like.shape, like.dtype, its_bytes)
-    x = plgpu.load(narrow, layout=layout, optimized=False)
-    plgpu.store(wide, converted(x, wide.dtype, chip), optimized=False)
+    layout = plgpu.Layout.SMEM_GMEM_COPY((_AT_ONCE, columns), like.dtype, its_bytes)
+    for first in range(0, rows, _AT_ONCE):
+        these = pl.ds(first, _AT_ONCE)
+        x = plgpu.load(narrow.at[these], layout=layout, optimized=False)
+        plgpu.store(wide.at[these], converted(x, wide.dtype, chip), optimized=False)
 
 
 def converted(x: Any, dtype: Any, chip: Gpu) -> Any:

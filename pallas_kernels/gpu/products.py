@@ -20,8 +20,6 @@ from pallas_kernels.gpu import fetching
 from pallas_kernels.gpu.mosaic import plgpu
 from pallas_kernels.gpu.sums import Layouts
 
-_COLUMNS = 64  # of values that are in registers at once, beside the sums
-
 Owned = Callable[[tuple[int, ...], Any], Bool[Array, "C D"]]  # which of a chunk's values are the row's, in a layout
 
 
@@ -100,8 +98,8 @@ class ByWarpgroup:
 
     def added(self, acc: Array, weights: Array, values: Any, owned: Owned | None) -> Float32[Array, "P D"]:
         if owned:
-            columns = _COLUMNS if values.shape[1] % _COLUMNS == 0 else values.shape[1]
-            for first in range(0, values.shape[1], columns):
+            columns = fetching.swizzle(*values.shape, values.dtype, tma=True) // values.dtype.itemsize
+            for first in range(0, values.shape[1], columns):  # few at once: sums leave little room in registers
                 these = values.at[:, pl.ds(first, columns)]
                 v = plgpu.load(these, layout=plgpu.Layout.WGMMA, optimized=False)
                 these[...] = jnp.where(owned(v.shape, plgpu.Layout.WGMMA), v, jnp.zeros_like(v))

@@ -42,7 +42,8 @@ def of(form: Form, inputs: Inputs, item: Any, split: Any) -> Span:
 def splits(form: Form, inputs: Inputs, item: Any) -> Any:
     """How many of an item's splits have tokens: the first so many."""
     chunks = _told(form, inputs, item).chunks
-    return lax.div(chunks + (_each(form, chunks) - 1), jnp.maximum(_each(form, chunks), 1))
+    each = jnp.maximum(_each(form, chunks), 1)
+    return lax.div(chunks + (each - 1), each)
 
 
 def _each(form: Form, chunks: Any) -> Any:

@@ -64,6 +64,19 @@ def test_decode_with_padding(tiling):
     check(make([1, 0, 1], [70, 7, 33], pad=3), pad=3, max_q_len=1, tiling=tiling, sinks=np.linspace(-1, 2, 8))
 
 
+@pytest.mark.parametrize("tiling", [SHORT, WHOLE], ids=["splits", "whole"])
+def test_an_infinite_sink_leaves_nothing(tiling):
+    """Of rows with tokens, and of padding: zeros, and not infinity less itself."""
+    q, _, cache, tables, kv_lens, cu = make([1, 0, 1], [70, 7, 33], pad=2)
+    arrays = jnp.asarray(tables), jnp.asarray(kv_lens), jnp.asarray(cu)
+    sinks = jnp.full(q.shape[1], jnp.inf)
+    with tuning.trying(tiling):
+        out, _ = paged_attention(
+            jnp.asarray(q), None, None, cache, 1, *arrays, sinks=sinks, max_q_len=1, backend="gpu_interpret"
+        )
+    np.testing.assert_array_equal(out, np.zeros_like(out))
+
+
 @pytest.mark.parametrize("max_q_len", [1, 40])
 def test_as_the_rule_cuts(max_q_len):
     check(make([max_q_len, 1, 1], [400, 129, 16], pad=1), pad=1, max_q_len=max_q_len, tiling=None)
@@ -75,6 +88,7 @@ def test_as_the_rule_cuts(max_q_len):
     [
         {"sliding_window": 40},
         {"soft_cap": 2.0, "sinks": np.linspace(-1, 2, 8)},
+        {"soft_cap": 1e6},
         {"sliding_window": 5, "sm_scale": 0.3, "sinks": np.linspace(2, -1, 8)},
         {"writes": False},
     ],

@@ -15,6 +15,7 @@ from tests.attention.test_gpu_kernels import (
     list_orders,
     make,
     races_are_errors,  # noqa: F401 (a fixture)
+    test_an_infinite_sink_leaves_nothing,
     test_every_number_of_eight_bits,
     test_nan_before_the_window_is_nobodys,
     test_rows_that_contradict_themselves_give_zeros,
@@ -54,6 +55,10 @@ def attend(batch: str) -> None:
             check(make([1, 1], [80, 65], **few), max_q_len=1, tiling=WHOLE, sliding_window=33)
         case "cap":
             check(make([1], [40], **few), max_q_len=1, tiling=WHOLE, soft_cap=2.0)
+        case "a large cap":
+            check(make([1], [40], **few), max_q_len=1, tiling=WHOLE, soft_cap=1e6)
+        case "an infinite sink":
+            test_an_infinite_sink_leaves_nothing(CUT)
         case "sinks":
             check(make([1, 1], [20, 9], **few), max_q_len=1, tiling=WHOLE, sinks=np.linspace(-1, 1, 8))
         case "few":

@@ -88,6 +88,32 @@ def test_no_gradient_and_no_vmap():
     with pytest.raises(NotImplementedError, match=r"take no jax\.vmap; try more rows"):
         jax.vmap(lambda q: served(q=q))(q[None])
 
+    def of(sinks=None, kv_lens=arrays[1], data=cache.data, soft_cap=None):
+        rows = arrays[0], kv_lens, arrays[2]
+        whole = cache.replace(data=data)
+        return paged_attention(q, None, None, whole, 1, *rows, sinks=sinks, soft_cap=soft_cap, backend="tpu_interpret")[
+            0
+        ]
+
+    for name, x in (("sinks", jnp.ones(8)), ("soft_cap", jnp.float32(9))):
+        with pytest.raises(NotImplementedError, match=r"no gradient; try backend='xla'"):
+            jax.grad(lambda x, name=name: of(**{name: x}).sum())(x)
+    for name, x in (("kv_lens", arrays[1]), ("data", cache.data), ("sinks", jnp.ones(8))):
+        with pytest.raises(NotImplementedError, match=r"take no jax\.vmap; try more rows"):
+            jax.vmap(lambda x, name=name: of(**{name: x}))(x[None])
+
+
+@pytest.mark.usefixtures("annotations_unchecked")
+@pytest.mark.parametrize("dtype", ["int32", "float32"])
+def test_a_tree_that_is_not_of_truths_is_refused(dtype):
+    found, _, cache, tables, kv_lens, cu = make([2], [2])
+    arrays = jnp.asarray(tables), jnp.asarray(kv_lens), jnp.asarray(cu)
+    with pytest.raises(ValueError, match=r"tree_mask.dtype=.* must be bool; try tree_mask != 0"):
+        paged_attention(
+            jnp.asarray(found), None, None, cache, 1, *arrays, backend="tpu_interpret", max_q_len=2,
+            tree_mask=jnp.full((2, 2), 2, dtype),
+        )  # fmt: skip
+
 
 def test_64_bits_are_refused():
     with jax.enable_x64(True), pytest.raises(ValueError, match=r"needs jax_enable_x64 off"):

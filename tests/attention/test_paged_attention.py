@@ -288,7 +288,14 @@ WRONG = [
     ({"sliding_window": 0}, r"sliding_window=0 must be a whole number from 1"),
     ({"sliding_window": 4.5}, r"sliding_window=4.5 must be"),
     ({"sliding_window": 2**40}, r"sliding_window=\d+ must be"),
-    ({"soft_cap": 0.0}, r"soft_cap=0.0 must be above 0; try None"),
+    ({"sliding_window": np.float32(2.9)}, r"sliding_window=.*2.9.* must be"),
+    ({"sliding_window": True}, r"sliding_window=True must be"),
+    ({"soft_cap": 0.0}, r"soft_cap=0.0 must be above 0.*; try None"),
+    ({"soft_cap": np.float32(-1)}, r"soft_cap=.*-1.* must be above 0"),
+    ({"soft_cap": 1e39}, r"soft_cap=1e\+39 must be above 0 and a finite float32"),
+    ({"sm_scale": math.nan}, r"sm_scale=nan must be a finite float32; try None"),
+    ({"k_scale": np.zeros(1), "v_scale": 1.0}, r"k_scale=.*0.* must be a number other than 0"),
+    ({"k_scale": 1e-40, "v_scale": 1.0}, r"k_scale=1e-40 must be"),
     ({"k_scale": 0, "v_scale": 1.0}, r"k_scale=0 must be a number other than 0"),
     ({"k_scale": math.nan, "v_scale": 1.0}, r"k_scale=nan must be"),
     ({"sm_scale": np.ones(2)}, r"sm_scale.shape=\(2,\) must be \(\)"),
@@ -331,6 +338,14 @@ def test_a_traced_window_is_at_least_one():
 def test_a_layer_that_there_is_not(layer):
     q, _, cache, tables, kv_lens, cu = make_case(7, [1], [3])
     with pytest.raises(ValueError, match=rf"layer=\S*{layer}\S* must be from 0 to 1"):
+        loosely(jnp.asarray(q), None, None, cache, layer, tables, kv_lens, cu)
+
+
+@pytest.mark.usefixtures("annotations_unchecked")
+@pytest.mark.parametrize("layer", [1.5, jnp.float32(1), jnp.array([1]), True], ids=str)
+def test_a_layer_that_is_no_number_of_one(layer):
+    q, _, cache, tables, kv_lens, cu = make_case(7, [1], [3])
+    with pytest.raises(ValueError, match=r"layer=.* must be a single whole number; try one from 0 to 1"):
         loosely(jnp.asarray(q), None, None, cache, layer, tables, kv_lens, cu)
 
 

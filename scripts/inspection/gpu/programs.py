@@ -102,7 +102,8 @@ def compile_case(chip: str, order: dict[str, Any]) -> Made | str:
         )
         lines = done.stdout.splitlines()
         if not lines:
-            return f"the compiler for {chip} has died: {done.stderr[-500:]}"
+            why = done.stderr[-500:] or f"exit status {done.returncode}, as of a process that is killed"
+            return f"the compiler for {chip} has died: {why}; try --jobs=1 if memory is short"
         said = json.loads(lines[-1])
         if "error" in said:
             return said["error"]
