@@ -98,8 +98,9 @@ class ByWarpgroup:
 
     def added(self, acc: Array, weights: Array, values: Any, owned: Owned | None) -> Float32[Array, "P D"]:
         if owned:
-            columns = fetching.swizzle(*values.shape, values.dtype, tma=True) // values.dtype.itemsize
-            for first in range(0, values.shape[1], columns):  # few at once: sums leave little room in registers
+            rows, width = values.shape
+            columns = (fetching.swizzle(rows, width, values.dtype, tma=True) or 0) // values.dtype.itemsize
+            for first in range(0, width, columns):  # few at once: sums leave little room in registers
                 these = values.at[:, pl.ds(first, columns)]
                 v = plgpu.load(these, layout=plgpu.Layout.WGMMA, optimized=False)
                 these[...] = jnp.where(owned(v.shape, plgpu.Layout.WGMMA), v, jnp.zeros_like(v))
