@@ -77,6 +77,18 @@ def test_an_infinite_sink_leaves_nothing(tiling):
     np.testing.assert_array_equal(out, np.zeros_like(out))
 
 
+@pytest.mark.parametrize("tiling", [SHORT, WHOLE], ids=["splits", "whole"])
+def test_padding_gives_zeros_whatever_the_scales(tiling):
+    q, _, cache, tables, kv_lens, cu = make([1, 0, 1], [70, 7, 33], pad=2, dtype="int8")
+    arrays = jnp.asarray(tables), jnp.asarray(kv_lens), jnp.asarray(cu)
+    scales = {"k_scale": jnp.float32(1), "v_scale": jnp.float32(1e9)}
+    with tuning.trying(tiling):
+        out, _ = paged_attention(
+            jnp.asarray(q), None, None, cache, 1, *arrays, **scales, max_q_len=1, backend="gpu_interpret"
+        )
+    assert np.isfinite(np.asarray(out)).all() and not np.asarray(out)[cu[-1] :].any()
+
+
 @pytest.mark.parametrize("max_q_len", [1, 40])
 def test_as_the_rule_cuts(max_q_len):
     check(make([max_q_len, 1, 1], [400, 129, 16], pad=1), pad=1, max_q_len=max_q_len, tiling=None)

@@ -18,6 +18,7 @@ from tests.attention.test_gpu_kernels import (
     test_an_infinite_sink_leaves_nothing,
     test_every_number_of_eight_bits,
     test_nan_before_the_window_is_nobodys,
+    test_padding_gives_zeros_whatever_the_scales,
     test_rows_that_contradict_themselves_give_zeros,
     tree_of,
 )
@@ -58,7 +59,9 @@ def attend(batch: str) -> None:
         case "a large cap":
             check(make([1], [40], **few), max_q_len=1, tiling=WHOLE, soft_cap=1e6)
         case "an infinite sink":
-            test_an_infinite_sink_leaves_nothing(CUT)
+            test_an_infinite_sink_leaves_nothing(WHOLE)
+        case "large values":
+            test_padding_gives_zeros_whatever_the_scales(CUT)
         case "sinks":
             check(make([1, 1], [20, 9], **few), max_q_len=1, tiling=WHOLE, sinks=np.linspace(-1, 1, 8))
         case "few":
