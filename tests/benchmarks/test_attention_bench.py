@@ -76,7 +76,7 @@ def test_who_cannot_attend_says_why():
     ]
     assert not list(attending.faults("tpu", CASES["decode_int8_b32"]))
     assert list(attending.faults("cudnn", CASES["decode_f32_b16"])) == ["KV in bfloat16 or float16"]
-    assert list(attending.faults("jax_triton", CASES["decode_bf16_b16_d64"])) == ["heads of 128"]
+    assert not list(attending.faults("jax_triton", CASES["decode_bf16_b16_d64"]))
     assert not list(attending.faults("cudnn", CASES["decode_f16_b16"]))
 
 
