@@ -12,7 +12,10 @@ from tests.allocator.model import Geometry
 from tests.allocator.mutants import MUTANTS, Mutant, load, source
 from tests.allocator.world import World, eager, jitted
 
-pytestmark = pytest.mark.one_python
+pytestmark = [
+    pytest.mark.every_setting,
+    pytest.mark.one_python,
+]  # minutes, for what changes only with what faults are planted in
 
 GEOMETRY = Geometry(num_blocks=10, num_slots=6, num_columns=3, block_size=2)
 MAX_PROGRAMS, STEPS = 40, 40

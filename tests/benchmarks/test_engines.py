@@ -28,6 +28,8 @@ SETTINGS = {
     "max_model_len": 96,
 }
 
+pytestmark = pytest.mark.xdist_group("bench_engines")  # two engines for all
+
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:

@@ -110,7 +110,7 @@ def test_host(script: Scripts):
     assert record["waiting"] == 5 and record["scheduler_us"] > 0 and record["lookup_ms"] > 0
 
 
-@pytest.mark.one_python
+@pytest.mark.every_setting
 def test_sharing(script: Scripts):
     small = (
         "--widths=2",

@@ -13,7 +13,7 @@ from jpaged.engine import Engine
 from jpaged.request import Request
 from tests.models_tiny import SMALL, few_shapes, golden, tiny
 
-pytestmark = pytest.mark.one_python
+pytestmark = [pytest.mark.xdist_group("audit"), pytest.mark.one_python]
 
 CASES = golden("llama", "golden_float32")
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)

@@ -17,6 +17,8 @@ from tests.engine import beam_reference as reference
 from tests.engine.beam_reference import Found
 from tests.models_tiny import SMALL, few_shapes, golden, tiny
 
+pytestmark = [pytest.mark.xdist_group("beams"), pytest.mark.one_python]  # two engines for all
+
 SIZES: dict[str, Any] = {"dtype": "float32", "block_size": 2, "max_model_len": 24, "max_num_batched_tokens": 16}
 
 
@@ -38,7 +40,6 @@ def with_tables(llm: LLM, seed: int) -> reference.Logprobs:
     return reference.toy_logprobs(made)
 
 
-@pytest.mark.one_python
 @pytest.mark.parametrize("stops", [(), (3,), (2, 5)], ids=str)
 @pytest.mark.parametrize("width", range(1, 9))
 def test_every_width_finds_what_the_reference_finds(llm: LLM, width: int, stops: tuple[int, ...]):
@@ -56,7 +57,6 @@ def test_every_width_finds_what_the_reference_finds(llm: LLM, width: int, stops:
     assert not llm.engine.has_work
 
 
-@pytest.mark.one_python
 @pytest.mark.parametrize("stops", [(), (1,)], ids=str)
 def test_beams_for_every_live_prefix_find_the_best_of_all(stops: tuple[int, ...]):
     made = reference.tables(3, 5)
@@ -91,7 +91,6 @@ def searched(llm: LLM, prompt: list[int], params: BeamSearchParams, stops: tuple
 CASES = golden("llama", "golden_float32")
 
 
-@pytest.mark.one_python
 def test_a_real_model_scores_as_a_search_over_its_logits(real: LLM):
     stops = [CASES[0]["greedy"][3]]
     for params in (
@@ -111,7 +110,6 @@ WIDE = BeamSearchParams(beam_width=3, max_tokens=12, ignore_eos=True)
 GREEDY = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)
 
 
-@pytest.mark.one_python
 def test_searches_and_others_in_one_batch_do_not_notice_each_other(real: LLM):
     alone = [real.beam_search(case["prompt"], WIDE)[0].sequences for case in CASES[:2]]
     engine, made = real.engine, real.make_requests([case["prompt"] for case in CASES], GREEDY)
@@ -123,8 +121,7 @@ def test_searches_and_others_in_one_batch_do_not_notice_each_other(real: LLM):
     assert [request.samples[0].token_ids for request in made] == [case["greedy"] for case in CASES]
 
 
-@pytest.mark.one_python
-@pytest.mark.parametrize("mode", ["recompute", "swap"])
+@pytest.mark.parametrize("mode", [pytest.param("recompute", marks=pytest.mark.every_setting), "swap"])
 def test_a_search_that_has_to_pause_finds_the_same(real: LLM, mode: str):
     sizes = {**SMALL, "max_num_seqs": 8, "num_blocks": 28, "decode_steps": 2}
     tight = few_shapes(LLM(tiny("llama"), **sizes, preemption_mode=mode))
@@ -142,7 +139,6 @@ def test_a_search_that_has_to_pause_finds_the_same(real: LLM, mode: str):
     assert [request.samples[0].token_ids for request in made] == [case["greedy"] for case in CASES[:2]]
 
 
-@pytest.mark.one_python
 def test_every_beam_may_stop_at_once():
     made = {"last": np.zeros((4, 4), np.float32), "mean": np.zeros((4, 4), np.float32)}
     made["last"][:, 3] = 9.0  # whatever came before, the stop token is by far the likeliest
@@ -158,7 +154,6 @@ def test_every_beam_may_stop_at_once():
         assert output.finish_reason == "stop" and all(each.stop_reason == 3 for each in output.sequences)
 
 
-@pytest.mark.one_python
 def test_nothing_compiles_after_warming_up(real: LLM):
     real.warmup(beams=True)
     with usage.compiled() as names:
@@ -187,7 +182,6 @@ def test_a_search_may_be_aborted_and_may_run_out_of_time(real: LLM):
     assert late.finish_reason == "timeout" and not real.engine.has_work
 
 
-@pytest.mark.one_python
 def test_scores_that_are_no_numbers_fail_one_search_alone(real: LLM):
     loaded = tiny("llama")
     bad = loaded.weights["embed"]["weight"].at[13].set(jnp.nan)

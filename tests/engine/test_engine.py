@@ -15,6 +15,8 @@ from jpaged.engine import Engine
 from scripts.common import usage
 from tests.models_tiny import SMALL, golden, is_whole, tiny
 
+pytestmark = pytest.mark.xdist_group("engine")  # one engine for most
+
 PROMPT = [311, 303, 192]
 
 

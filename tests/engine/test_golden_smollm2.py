@@ -29,7 +29,7 @@ OFTEN = (16, 8)
 
 def when(setting: tuple[int, int]) -> pytest.MarkDecorator | tuple[()]:
     """In CI: one setting, and the rest only on tiny models."""
-    return () if setting == OFTEN else pytest.mark.every_setting
+    return pytest.mark.one_python if setting == OFTEN else pytest.mark.every_setting
 
 
 @pytest.fixture(scope="module")
@@ -77,14 +77,8 @@ def test_all_together(engine: LLM):
     check(engine, NAMES)
 
 
-@pytest.mark.parametrize(
-    "engine",
-    [
-        pytest.param(each, marks=pytest.mark.one_python if each == OFTEN else pytest.mark.every_setting, id=str(each))
-        for each in SETTINGS
-    ],
-    indirect=True,
-)
+@pytest.mark.every_setting
+@pytest.mark.parametrize("engine", SETTINGS, ids=str, indirect=True)
 def test_each_alone(engine: LLM):
     for name in NAMES:
         check(engine, [name])

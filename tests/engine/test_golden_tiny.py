@@ -10,6 +10,8 @@ import pytest
 from jpaged import LLM, SamplingParams
 from tests.models_tiny import SMALL, apart, few_shapes, golden, is_whole, stacked, tiny, with_bfloat16_frequencies
 
+pytestmark = pytest.mark.xdist_group("golden_tiny")  # settings apart, they compile the same
+
 GREEDY = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True, prompt_logprobs=0)
 
 
@@ -48,7 +50,7 @@ def test_tokens_and_scores(family, name):
         pytest.param(
             {"block_size": 128, "max_num_seqs": 3, "max_num_batched_tokens": 100}, marks=pytest.mark.every_setting
         ),
-        {"max_num_seqs": 1, "max_num_batched_tokens": 3},
+        pytest.param({"max_num_seqs": 1, "max_num_batched_tokens": 3}, marks=pytest.mark.every_setting),
         {"num_blocks": 32, "decode_steps": 40},
     ],
     ids=str,
@@ -57,6 +59,7 @@ def test_no_setting_changes_the_tokens(settings):
     check(few_shapes(LLM(tiny("llama"), **{**SMALL, **settings})), golden("llama", "golden_float32"))
 
 
+@pytest.mark.one_python
 @pytest.mark.parametrize("form", [stacked, apart], ids=lambda form: form.__name__)
 def test_however_layers_are_held_it_is_the_same_model(form):
     check(few_shapes(LLM(form(tiny("llama3-rope")), **SMALL)), golden("llama3-rope", "golden_float32"))

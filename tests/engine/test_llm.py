@@ -14,6 +14,8 @@ from jpaged import LLM, SamplingParams, validate
 from tests.fixtures import smollm2_tokenizer
 from tests.models_tiny import SMALL, few_shapes, golden, tiny
 
+pytestmark = [pytest.mark.xdist_group("llm"), pytest.mark.one_python]  # one engine for most
+
 CASES = golden("llama", "golden_float32")[:2]
 GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
 

@@ -19,6 +19,8 @@ from jpaged.prefix import Block
 from jpaged.swap import Costs, SwapSpace
 from tests.models_tiny import SMALL, few_shapes, golden, is_whole, tiny
 
+pytestmark = [pytest.mark.xdist_group("paging"), pytest.mark.one_python]  # three engines for all
+
 CASES = golden("llama", "golden_float32")
 PROMPTS = [case["prompt"] for case in CASES]  # of 3, 17 and 70 tokens
 GREEDY = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)
@@ -107,7 +109,7 @@ def test_samples_that_pause_are_the_same_penalties_and_seeds_included(pausing: L
     assert pausing.engine.stats.preemptions >= 1 and is_whole(pausing)
 
 
-@pytest.mark.one_python
+@pytest.mark.every_setting
 def test_samples_that_never_fit_together_go_on_one_after_another(ample: LLM):
     wanted = ample.generate(PROMPTS[1], SAMPLED)[0].outputs
     small = few_shapes(LLM(tiny("llama"), **SIZES, num_blocks=12))
@@ -115,10 +117,8 @@ def test_samples_that_never_fit_together_go_on_one_after_another(ample: LLM):
     assert is_whole(small)
 
 
-@pytest.mark.one_python
-@pytest.mark.parametrize(
-    "chunk", [pytest.param(1, marks=pytest.mark.every_setting), 7, pytest.param(64, marks=pytest.mark.every_setting)]
-)
+@pytest.mark.every_setting
+@pytest.mark.parametrize("chunk", [1, 7, 64])
 def test_samples_beside_others_in_chunks(ample: LLM, chunk: int):
     sizes = {**SIZES, "max_num_seqs": min(chunk, 6), "max_num_batched_tokens": chunk, "decode_steps": 8}
     llm = few_shapes(LLM(tiny("llama"), **sizes, num_blocks=200))
@@ -168,7 +168,6 @@ def test_aborted_while_a_step_is_in_flight(tight: LLM):
     assert is_whole(tight)
 
 
-@pytest.mark.one_python
 def test_aborted_in_every_state(pausing: LLM):
     """Whenever one of three is withdrawn, the others get their tokens and nothing is lost."""
     rng = random.Random(0)
@@ -276,7 +275,6 @@ def test_an_exception_of_a_caller_harms_nobody(tight: LLM):
     assert is_whole(tight)
 
 
-@pytest.mark.one_python
 def test_many_random_requests_over_a_small_pool(pausing: LLM, ample: LLM):
     """Prompts that share their beginnings, samples, aborts; each gets what it would have got alone."""
     rng, engine = random.Random(1), pausing.engine

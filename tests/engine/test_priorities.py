@@ -13,7 +13,7 @@ from jpaged.intake import AnyRequest
 from jpaged.request import Request
 from tests.models_tiny import SMALL, few_shapes, tiny
 
-pytestmark = pytest.mark.one_python
+pytestmark = [pytest.mark.xdist_group("priorities"), pytest.mark.one_python]
 
 ONE = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
 GREEDY = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)

@@ -14,7 +14,7 @@ from jpaged.request import Sample
 from jpaged.scheduler import Scheduler
 from tests.models_tiny import SMALL, golden, is_whole, tiny
 
-pytestmark = pytest.mark.one_python
+pytestmark = [pytest.mark.xdist_group("sharing_an_engine"), pytest.mark.one_python]
 
 CASES = golden("llama", "golden_float32")[:2]
 PROMPTS = [case["prompt"] for case in CASES]

@@ -12,7 +12,10 @@ import pytest
 import jpaged.sampling
 from tests.sampling import checks
 
-pytestmark = pytest.mark.one_python
+pytestmark = [
+    pytest.mark.every_setting,
+    pytest.mark.one_python,
+]  # minutes, for what changes only with what faults are planted in
 
 SOURCE = Path(jpaged.sampling.__file__).parent
 

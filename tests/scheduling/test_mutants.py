@@ -13,7 +13,10 @@ import pytest
 from jpaged import groups, ledger, prefix, schedule, scheduler, seats
 from tests.scheduling import device, test_prefix, test_programs, test_scheduler
 
-pytestmark = pytest.mark.one_python
+pytestmark = [
+    pytest.mark.every_setting,
+    pytest.mark.one_python,
+]  # minutes, for what changes only with what faults are planted in
 
 
 class Mutant(NamedTuple):
