@@ -12,10 +12,8 @@ from tests.allocator.model import Geometry
 from tests.allocator.mutants import MUTANTS, Mutant, load, source
 from tests.allocator.world import World, eager, jitted
 
-pytestmark = [
-    pytest.mark.every_setting,
-    pytest.mark.one_python,
-]  # minutes, for what changes only with what faults are planted in
+# Minutes, for what changes only with what faults are planted in.
+pytestmark = [pytest.mark.every_setting, pytest.mark.one_python]
 
 GEOMETRY = Geometry(num_blocks=10, num_slots=6, num_columns=3, block_size=2)
 MAX_PROGRAMS, STEPS = 40, 40

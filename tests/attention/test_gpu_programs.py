@@ -33,7 +33,7 @@ def decodes(names):
     return {f"decode_{name}" for name in names.split()}
 
 
-# What CI compiles of it: each generation's way to copy and to multiply, with each size of numbers. `make test` does all.
+# What CI compiles of it: each generation's way to copy and to multiply, with each size of numbers. `make test`: all.
 FIRST = {
     "A100": decodes("bf16_b16 e4m3_b64 bf16_b16_tree") | {"prefill_bf16_b16"},
     "L40S": decodes("e4m3_b64"),

@@ -17,10 +17,8 @@ from tests.attention.test_tpu_kernels import (
     test_every_number_of_eight_bits,
 )
 
-pytestmark = [
-    pytest.mark.every_setting,
-    pytest.mark.one_python,
-]  # minutes, for what changes only with what faults are planted in
+# Minutes, for what changes only with what faults are planted in.
+pytestmark = [pytest.mark.every_setting, pytest.mark.one_python]
 
 
 def attend(batch: str) -> None:

@@ -53,7 +53,7 @@ SPILLS = {
 }
 DECODE = tuple(name for name in CASES if name.startswith("decode") and "rows" not in name)
 DECODE = tuple(name for name in DECODE if CASES[name].dtype != "float16")
-# What CI compiles for v6e: what is promised of it. Of others: their figures, and a dtype that a chip has to make itself.
+# What CI compiles for v6e: what is promised of it. Of others: figures, and a dtype that a chip has to make itself.
 PROMISED = tuple(name for name in DECODE if ("v6e", name) in MOST_CYCLES | MOST_CYCLES_A_SEQUENCE)
 FEW = ("decode_bf16_b16", "decode_bf16_b16_d80", "decode_e4m3_b64")
 PREFILL = tuple(name for name in CASES if name.startswith("prefill"))

@@ -2,6 +2,9 @@
 
 import importlib
 import importlib.util
+import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -153,3 +156,32 @@ def test_executables_are_not_kept_with_the_fixture(no_executable_cache: None):
 def test_executables_are_kept_without_the_fixture():
     compile_slowly("always_kept", 0.25)
     assert compiles_kept("always_kept") >= 1
+
+
+GROUP = """
+import os, pathlib, pytest
+
+@pytest.mark.xdist_group("one")
+@pytest.mark.parametrize("number", range(6))
+def test_one(number):
+    pathlib.Path(f"{number}.pid").write_text(str(os.getpid()))
+"""
+
+
+def test_a_group_of_tests_shares_a_process(tmp_path: Path):
+    """Or each process makes the engines of each module: all passes, and takes twice as long."""
+    (tmp_path / "test_group.py").write_text(GROUP)
+    outer = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-n2",
+        "--dist=loadgroup",
+        f"--rootdir={tmp_path}",
+        "-p",
+        "no:cacheprovider",
+    ]
+    subprocess.run(command, cwd=tmp_path, env=outer, check=True, capture_output=True, timeout=120)
+    pids = [file.read_text() for file in tmp_path.glob("*.pid")]
+    assert len(pids) == 6 and len(set(pids)) == 1

@@ -12,10 +12,8 @@ import pytest
 import jpaged.sampling
 from tests.sampling import checks
 
-pytestmark = [
-    pytest.mark.every_setting,
-    pytest.mark.one_python,
-]  # minutes, for what changes only with what faults are planted in
+# Minutes, for what changes only with what faults are planted in.
+pytestmark = [pytest.mark.every_setting, pytest.mark.one_python]
 
 SOURCE = Path(jpaged.sampling.__file__).parent
 

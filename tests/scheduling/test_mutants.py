@@ -13,10 +13,8 @@ import pytest
 from jpaged import groups, ledger, prefix, schedule, scheduler, seats
 from tests.scheduling import device, test_prefix, test_programs, test_scheduler
 
-pytestmark = [
-    pytest.mark.every_setting,
-    pytest.mark.one_python,
-]  # minutes, for what changes only with what faults are planted in
+# Minutes, for what changes only with what faults are planted in.
+pytestmark = [pytest.mark.every_setting, pytest.mark.one_python]
 
 
 class Mutant(NamedTuple):
