@@ -7,7 +7,7 @@
 A case is a batch of one kind: so many rows of so many tokens, in shuffled blocks. Each backend does it in a loop on the
 device, its KV written on the way, as one layer of a model would. On a TPU JAX's own kernels run beside ours
 (jax.experimental.pallas.ops.tpu: paged_attention as jax_paged, ragged_paged_attention as jax_ragged), on a GPU its
-Triton kernel (jax_triton) and its way to cuDNN (cudnn), all of which only read.
+Triton kernel (jax_triton, up to jax 0.12.0) and its way to cuDNN (cudnn), all of which only read.
 
 GB/s counts what must move at the least: the KV that is seen, the new KV, queries and results. Its share is of the rate
 at which the same device copies memory, measured in the same run. The error is the largest distance of some rows'

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import importlib
 import json
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -55,6 +56,8 @@ def test_answers_are_compared_with_the_oracle(name: str, backend: str):
 
 @pytest.mark.parametrize("name", ["jax_paged", "jax_ragged", "jax_triton"])
 def test_jaxs_own_kernels_are_handed_what_they_want(name: str, monkeypatch: pytest.MonkeyPatch):
+    if name == "jax_triton":
+        pytest.importorskip("jax.experimental.pallas.ops.gpu.paged_attention", reason="jax 0.12.1 took it away")
     # The interpreter cannot run the ragged kernel; what it ships as its own reference takes the same arguments.
     ragged = importlib.import_module("jax.experimental.pallas.ops.tpu.ragged_paged_attention.kernel")
     package = importlib.import_module("jax.experimental.pallas.ops.tpu.ragged_paged_attention")
@@ -64,6 +67,12 @@ def test_jaxs_own_kernels_are_handed_what_they_want(name: str, monkeypatch: pyte
     interpreted = contextlib.nullcontext() if name == "jax_triton" else pltpu.force_tpu_interpret_mode()
     with interpreted, lax[0], lax[1]:
         assert error_of(others.attends(name, batch), batch) <= 1e-2
+
+
+def test_a_kernel_that_this_jax_lacks_is_said(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "jax.experimental.pallas.ops.gpu.paged_attention", None)
+    with pytest.raises(ValueError, match="has it no more, or not yet"):
+        others.attends("jax_triton", small("decode_bf16_b16"))
 
 
 def test_who_cannot_attend_says_why():
