@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
-from jax.sharding import Sharding, SingleDeviceSharding
+from jax.sharding import Sharding, make_single_device_sharding
 
 _CHUNK_BYTES = 1 << 24
 _INVENTORY = "inventory.json"  # file → size; without it, Orbax meets a cut file as an error that names neither
@@ -144,7 +144,7 @@ def _cast(stored: Any, wanted: Any) -> Any:
 def _shardings_like(stored: Any, shardings: Any) -> Any:
     if shardings is None:
         (device,) = jnp.zeros(()).devices()  # whatever the caller made the default
-        shardings = SingleDeviceSharding(device)
+        shardings = make_single_device_sharding(device)
     if isinstance(shardings, Sharding):
         return jax.tree.map(lambda _: shardings, stored)
     if callable(shardings):

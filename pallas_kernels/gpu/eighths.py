@@ -16,14 +16,12 @@ _AT_ONCE = 32  # rows in registers: every chunk has as many, or a multiple
 _FLOAT_OF_2_23 = 0x4B000000  # whose last 23 bits are whole numbers
 
 
-def widened(narrow: Any, wide: Any, bytes_: int | None, chip: Gpu) -> None:
-    """Copies from one array of shared memory to another of the same shape, whose numbers are larger.
-
-    ``bytes_`` are those of a swizzled row of the first; None if it lies plainly.
-    """
+def widened(narrow: Any, wide: Any, chip: Gpu) -> None:
+    """Copies from one array of shared memory to another of the same shape, whose numbers are larger."""
     rows, columns = wide.shape
-    like, its_bytes = (narrow, bytes_) if bytes_ else (wide, fetching.swizzle(rows, columns, wide.dtype, tma=True))
-    layout = plgpu.Layout.SMEM_GMEM_COPY((_AT_ONCE, columns), like.dtype, its_bytes)
+    # The larger numbers', of which a thread may store 16 bytes at once.
+    its_bytes = fetching.swizzle(rows, columns, wide.dtype, tma=True)
+    layout = plgpu.Layout.SMEM_GMEM_COPY((_AT_ONCE, columns), wide.dtype, its_bytes)
     for first in range(0, rows, _AT_ONCE):
         these = pl.ds(first, _AT_ONCE)
         x = plgpu.load(narrow.at[these], layout=layout, optimized=False)

@@ -187,9 +187,7 @@ class _Tile:
         narrow = self.smem[name].at[slot]
         if "wide_smem" not in self.smem:
             return narrow
-        at_once = min(self.form.block_size, self.form.tiling.chunk)
-        bytes_ = fetching.swizzle(at_once, narrow.shape[1], narrow.dtype, tma=self.form.chip.has_tma)
-        widened(narrow, self.smem["wide_smem"], bytes_, self.form.chip)
+        widened(narrow, self.smem["wide_smem"], self.form.chip)
         return self.smem["wide_smem"]
 
     def _seen(self, start: Any, shape: tuple[int, ...]) -> Array:

@@ -12,7 +12,7 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, make_single_device_sharding
 
 from jpaged import weights
 from jpaged.weights import CheckpointError
@@ -104,7 +104,7 @@ def test_abstract_reads_no_array(saved: Path):
 
 
 def test_one_sharding_for_all(saved: Path):
-    found = weights.restore(saved, shardings=SingleDeviceSharding(jax.devices()[1]))
+    found = weights.restore(saved, shardings=make_single_device_sharding(jax.devices()[1]))
     assert_same_bits(found, TREE)
     assert all(leaf.devices() == {jax.devices()[1]} for leaf in jax.tree.leaves(found))
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 from jax.experimental import topologies
-from jax.sharding import AbstractDevice, AbstractMesh, SingleDeviceSharding
+from jax.sharding import AbstractDevice, AbstractMesh, make_single_device_sharding
 
 from inspection import child, described
 from pallas_kernels import cases, tuning
@@ -33,9 +33,8 @@ def compile_case(chip: str, case: cases.Case, tiling: Tiling | None) -> dict[str
     trial = contextlib.nullcontext() if tiling is None else tuning.trying(tiling)
     with trial, jax.sharding.use_abstract_mesh(there):
         call, arguments = described.call(case, "tpu")
-        placed = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=SingleDeviceSharding(device)), arguments
-        )
+        on_it = make_single_device_sharding(device)
+        placed = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=on_it), arguments)
         begin, began = time.time_ns(), time.perf_counter()
         lowered = jax.jit(call, donate_argnums=0).trace(*placed).lower(lowering_platforms=("tpu",))
         compiled = lowered.compile()
