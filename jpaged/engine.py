@@ -221,8 +221,8 @@ class Engine:
                 self.swapper.discard()
             if self.config.check_every_step or not self.has_work:
                 self.check()
-        except Exception as error:
-            self.failure = error  # what the step was given is donated, so there may be nothing left to go on from
+        except Exception as error:  # what the step was given is donated, so there may be nothing left to go on from
+            self.failure = error
             raise
         changed, self._changed = self._changed, []
         return changed

@@ -95,7 +95,7 @@ def build_once(
                 if in_the_way:
                     _discard(place)
                 work.replace(place)  # over an empty folder at most: what came there meanwhile is somebody else's
-            except BaseException:
+            except BaseException:  # Ctrl-C, too: it is raised again, and nothing is left behind
                 _remove(work)
                 raise
     return target

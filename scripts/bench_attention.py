@@ -52,12 +52,15 @@ def main() -> int:
     if _PLOT.value:
         plot.check(_PLOT.value)
     command.start_jax()
+    import jax
+
     from attention import attending, batches, timing
 
     cases = {name: batches.smaller(name, CASES[name], rows=_ROWS.value, context=_CONTEXT.value) for name in names}
     known = (*attending.there(), "tpu_interpret", "gpu_interpret")
     backends = attending.there() if _BACKEND.value == ["all"] else command.chosen("backend", known)
     found: list[dict[str, Any]] = []
+    failed = 0
     with Progress("timing", len(cases) * len(backends), "kernels") as progress:
         rate = timing.copy_bytes_per_second(_REPEATS.value)
         if not _JSON.value:
@@ -65,17 +68,21 @@ def main() -> int:
                 print(_ROW.format("case", "backend", "us", "(least - most)", "GB/s", "share of copy", "error"))
         for name, case in cases.items():
             for backend in backends:
-                one = _figures(name, case, backend, rate)
+                try:
+                    one = _figures(name, case, backend, rate)
+                except jax.errors.JaxRuntimeError as error:  # the others go on, and the status tells
+                    failed += 1
+                    one = f"has failed: {error}"
                 with progress.aside():
                     if isinstance(one, str):
-                        command.complain(f"{name}: {backend} is left out: {one}")
+                        command.complain(f"{name}: {backend} {one}")
                     else:
                         found.append(one)
                         print(json.dumps(one) if _JSON.value else _text(one), flush=True)
                 progress.done += 1
     if _PLOT.value and found:
         plot.shares(found, _PLOT.value)
-    return command.OK if found else command.FAULT
+    return command.OK if found and not failed else command.FAULT
 
 
 def _figures(name: str, case: Any, backend: str, rate: float) -> dict[str, Any] | str:
@@ -86,13 +93,15 @@ def _figures(name: str, case: Any, backend: str, rate: float) -> dict[str, Any] 
     from benchmarks.measure import Spread
 
     if reasons := list(attending.faults(backend, case)):
-        return ", ".join(reasons)
+        return "is left out: " + ", ".join(reasons)
     batch = batches.make(case)
     try:
         who = (others.attends if backend in attending.OTHERS else attending.ours)(backend, batch)
         seconds, out, memory = timing.step_seconds(who, batch, _REPEATS.value)
-    except attending.REFUSALS as error:  # of a shape, or for want of memory; the others go on
-        return str(error)
+    except Exception as error:  # what refuses is told from what fails by more than its class
+        if not attending.refuses(error):
+            raise
+        return f"is left out: {error}"
     spread = Spread.of(seconds)
     moved = case.least_bytes / spread.median
     return {

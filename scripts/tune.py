@@ -80,7 +80,7 @@ def _here() -> str | None:
     from pallas_kernels.tpu import chips as tpus
 
     for known in (tpus, gpus):
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError):  # it is none that these kernels know
             return known.current().name
     return None
 

@@ -240,7 +240,7 @@ def test_greedy(temperature: float, greedy: bool):
 
 def test_params_cannot_be_changed():
     with pytest.raises(dataclasses.FrozenInstanceError):
-        SamplingParams().n = 2  # type: ignore[misc] (what is forbidden is what is tried)
+        SamplingParams().n = 2  # pyright: ignore[reportAttributeAccessIssue] (what is forbidden is what is tried)
 
 
 def test_the_engines_defaults():
@@ -289,7 +289,7 @@ def test_an_engine_is_refused(fields: dict):
 
 def test_all_that_is_wrong_with_an_engine_is_said_at_once():
     with pytest.raises(ValueError) as error:
-        EngineConfig(block_size=0, num_blocks=1, kv_cache_memory=1, dtype="int8", backend="rocm", decode_steps=0)  # type: ignore[arg-type] (wrong on purpose)
+        EngineConfig(block_size=0, num_blocks=1, kv_cache_memory=1, dtype="int8", backend="rocm", decode_steps=0)  # pyright: ignore[reportArgumentType] (wrong on purpose)
     for said in ("block_size=0", "both size the pool", "dtype='int8'", "backend='rocm'", "decode_steps=0"):
         assert said in str(error.value)
 

@@ -15,8 +15,6 @@ from pallas_kernels.cases import Case
 
 from .batches import Batch, blocks
 
-# What a kernel says of a shape or dtype that it cannot have, and a device of memory that it has not.
-REFUSALS = (ValueError, NotImplementedError, jax.errors.JaxRuntimeError)
 # What comes with JAX, by platform: jax.experimental.pallas.ops' kernels, and its way to cuDNN's attention.
 OTHERS_OF = {"tpu": ("jax_paged", "jax_ragged"), "gpu": ("jax_triton", "cudnn")}
 OTHERS = tuple(name for names in OTHERS_OF.values() for name in names)
@@ -50,6 +48,16 @@ def _serves(backend: str) -> bool:
     except ValueError:
         return False
     return backend == "xla" or kernels_of(backend).lacks_here() is None
+
+
+def refuses(error: Exception) -> bool:
+    """Whether a kernel says so of a shape or dtype that it cannot have, or a device of memory that it has not.
+
+    What else the runtime reports (an access out of bounds, a kernel that does not compile) is a fault, and no refusal.
+    """
+    if isinstance(error, jax.errors.JaxRuntimeError):
+        return str(error).startswith("RESOURCE_EXHAUSTED")
+    return isinstance(error, (ValueError, NotImplementedError))
 
 
 def faults(name: str, case: Case) -> Iterator[str]:

@@ -44,7 +44,7 @@ def serve(spec: dict, answer: Callable[[dict], None]) -> None:
 
 
 def _server(spec: dict) -> tuple[Callable[[list[int], int], int], str, str, bool]:
-    import xllamacpp  # pyright: ignore[reportMissingImports]
+    import xllamacpp  # pyright: ignore[reportMissingImports] (a peer's environment has it)
 
     longest = max(len(prompt) + new for prompt, new in zip(spec["prompts"], spec["outputs"], strict=True))
     params = xllamacpp.CommonParams()
@@ -65,7 +65,7 @@ def _server(spec: dict) -> tuple[Callable[[list[int], int], int], str, str, bool
 
 
 def _single(spec: dict) -> tuple[Callable[[list[int], int], int], str, str, bool]:
-    import llama_cpp  # pyright: ignore[reportMissingImports]
+    import llama_cpp  # pyright: ignore[reportMissingImports] (a peer's environment has it)
 
     longest = max(len(prompt) + new for prompt, new in zip(spec["prompts"], spec["outputs"], strict=True))
     threads = spec["threads"]

@@ -11,8 +11,8 @@ import time
 
 
 def serve(spec: dict, answer) -> None:
-    import torch  # pyright: ignore[reportMissingImports]
-    import transformers  # pyright: ignore[reportMissingImports]
+    import torch  # pyright: ignore[reportMissingImports] (a peer's environment has it)
+    import transformers  # pyright: ignore[reportMissingImports] (a peer's environment has it)
 
     torch.set_num_threads(spec["threads"])
     dtype = getattr(torch, spec["dtype"])

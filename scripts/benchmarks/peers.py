@@ -60,7 +60,7 @@ class Peer:
           PeerError: it ended, or made another number of tokens than it was asked for.
         """
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(BrokenPipeError):  # it has ended: `_answer` says how
             self._process.stdin.write("\n")
             self._process.stdin.flush()
         answer = _answer(self._process, self._log, self.kind)

@@ -51,7 +51,7 @@ def run(main: Callable[[], int], doc: str, groups: dict[str, Sequence[str]]) -> 
     if status in (INTERRUPTED, READER_GONE):
         # The device may be at work still, and Python, tidying up, would take its memory away under it: a crash.
         _let_go_of_output()
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # nobody reads it
             sys.stderr.flush()
         os._exit(int(status))
     sys.exit(status)

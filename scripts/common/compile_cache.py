@@ -47,7 +47,8 @@ def mend(folder: Path) -> None:
     """
     import filelock
 
-    with contextlib.suppress(OSError, filelock.Timeout), filelock.FileLock(folder / ".lockfile", timeout=2):
+    lock = filelock.FileLock(folder / ".lockfile", timeout=2)
+    with contextlib.suppress(OSError, filelock.Timeout), lock:  # somebody has it, or it is read-only
         for executable in folder.glob("*-cache"):
             if not executable.with_name(executable.name.removesuffix("-cache") + "-atime").exists():
                 executable.unlink(missing_ok=True)

@@ -29,7 +29,11 @@ def fastest(chip: str, name: str, tilings: list[Any], backend: str) -> tuple[Any
             with tuning.trying(tiling):
                 try:
                     taken = timing.step_seconds(attending.ours(backend, batch), batch, _TIMINGS)[0]
-                except attending.REFUSALS as error:  # it fits the compiler's chip, and not this one
+                except Exception as error:  # a fault of a kernel ends the search
+                    if not attending.refuses(error):
+                        log.error("%s, %s: failed", name, tiling)
+                        raise
+                    # It fits the compiler's chip, and not this one.
                     log.warning("%s, %s: left out, for it does not run here: %s", name, tiling, error)
                     taken = [math.inf]
                 seconds.append(statistics.median(taken))

@@ -15,8 +15,8 @@ from jpaged.cache import HEADS, WORDS, KVLayout, create
 from pallas_kernels.gpu import chips, mosaic
 from pallas_kernels.gpu.attention import Memory
 from pallas_kernels.gpu.chips import GPUS
+from tests.marks import needs_mosaic
 
-needs_mosaic = pytest.mark.skipif(mosaic.lacks() is not None, reason=str(mosaic.lacks()))
 SIZES = KVLayout(2, 8, 16, 2, 128, "bfloat16")
 
 

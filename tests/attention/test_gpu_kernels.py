@@ -27,8 +27,9 @@ from pallas_kernels.gpu.tiling import Rows, Tiling
 from tests.attention import checking
 from tests.attention.batches import make_case, stored
 from tests.attention.checking import DECODE, MIXED
+from tests.marks import needs_mosaic
 
-pytestmark = pytest.mark.skipif(mosaic.lacks() is not None, reason=str(mosaic.lacks()))
+pytestmark = needs_mosaic
 
 SHORT = Tiling(chunk=32, stages=2, splits=2)  # so that a hundred tokens are several chunks
 WHOLE = dataclasses.replace(SHORT, splits=1)

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from pallas_kernels.gpu import chips, mosaic
+from pallas_kernels.gpu import chips
 from pallas_kernels.gpu.tiling import Tiling
 from tests.attention.gpu_mutants import MUTANTS
 from tests.attention.kernel_mutants import Mutant
@@ -22,11 +22,12 @@ from tests.attention.test_gpu_kernels import (
     test_rows_that_contradict_themselves_give_zeros,
     tree_of,
 )
+from tests.marks import needs_mosaic
 
 pytestmark = [
     pytest.mark.every_setting,  # minutes, for what changes only with the kernels
     pytest.mark.one_python,
-    pytest.mark.skipif(mosaic.lacks() is not None, reason=str(mosaic.lacks())),
+    needs_mosaic,
 ]
 
 WHOLE, CUT = Tiling(32, 2), Tiling(32, 2, 3)

@@ -12,7 +12,7 @@ import pytest
 
 from pallas_kernels import tuning
 from pallas_kernels.cases import CASES
-from pallas_kernels.gpu import attention, mosaic
+from pallas_kernels.gpu import attention
 from pallas_kernels.gpu.chips import GPUS
 from pallas_kernels.gpu.tiling import Rows, Shape, fits, rule, smem_bytes
 from pallas_kernels.options import Purpose
@@ -20,10 +20,10 @@ from scripts.inspection import chips
 from scripts.inspection.gpu import figures, programs, toolkit
 from scripts.inspection.gpu.search import near
 from tests.house.tree import ROOT
+from tests.marks import needs_mosaic
 from tests.scripts.running import Script
 
 SCRIPT = Script("inspect_kernels.py", {})
-COMPILED = pytest.mark.skipif(mosaic.lacks() is not None, reason=str(mosaic.lacks()))
 
 MOST_COMPILE_SECONDS = 45  # on a machine that tests at the same time; alone none takes 15
 ALL = [(chip, case) for chip in GPUS for case in CASES if not chips.faults(chip, CASES[case])]
@@ -61,7 +61,7 @@ def test_the_docs_are_read():
     assert of_the_docs("H100", "decode_bf16_b16") is None and of_the_docs("H200", "decode_bf16_b8") is None
 
 
-@COMPILED
+@needs_mosaic
 @pytest.mark.one_python
 @pytest.mark.parametrize(
     ("chip", "case"),
@@ -96,7 +96,7 @@ def test_compiles(chip, case):
         assert one["ctas_per_sm"] >= 2, one
 
 
-@COMPILED
+@needs_mosaic
 @pytest.mark.one_python
 def test_the_script_prints_what_it_found():
     done = SCRIPT.run("--chip=H200,A100", "--case=decode_bf16_b16_rows8,decode_bf16_b16_d80", "--json")
@@ -203,14 +203,14 @@ def compiled(script, *arguments):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@COMPILED
+@needs_mosaic
 @pytest.mark.one_python
 def test_heads_split_over_two_gpus_need_no_traffic():
     found = compiled("split_gpu.py")
     assert found["traffic"] == [] and found["temp_bytes"] <= 0.05 * found["cache_bytes"], found
 
 
-@COMPILED
+@needs_mosaic
 @pytest.mark.one_python
 @pytest.mark.every_setting
 def test_a_step_of_llama_3_8b_is_one_command_buffer(tmp_path):

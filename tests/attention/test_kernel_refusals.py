@@ -10,11 +10,11 @@ import pytest
 from jpaged import cache as kv
 from jpaged.attention import paged_attention, prepare
 from jpaged.cache import HEADS, WORDS
-from pallas_kernels.gpu import mosaic
 from pallas_kernels.options import Purpose
 from pallas_kernels.tpu import chips
 from pallas_kernels.tpu.attention import Memory, plan
 from tests.attention.test_tpu_kernels import make
+from tests.marks import needs_mosaic
 
 
 def test_blocks_that_vmem_does_not_hold():
@@ -61,7 +61,7 @@ def test_work_of_another_cache_is_refused():
         served(work, 3)
 
 
-@pytest.mark.skipif(mosaic.lacks() is not None, reason=str(mosaic.lacks()))
+@needs_mosaic
 def test_work_of_another_backend_is_refused():
     _, _, cache, tables, kv_lens, cu = make([1, 3], [20, 9])
     blocks = kv.KVLayout(2, cache.layout.num_blocks, 16, 2, 128, "bfloat16", HEADS)

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from jpaged import cache as kv
 from jpaged.attention import ORDERS, WORDS, PagedAttention, paged_attention, prepare, resolve_backend, token_rows
 from pallas_kernels import reference
-from pallas_kernels.gpu import mosaic
 from tests.attention.batches import make_case, new_rows, stored
+from tests.marks import needs_mosaic
 
 loosely: Any = paged_attention  # for arguments that its annotations refuse
 
@@ -261,7 +261,7 @@ def test_nan_before_the_window_is_nobodys():
     [
         "xla",
         "tpu_interpret",
-        pytest.param("gpu_interpret", marks=pytest.mark.skipif(mosaic.lacks() is not None, reason=str(mosaic.lacks()))),
+        pytest.param("gpu_interpret", marks=needs_mosaic),
     ],
 )
 def test_empty_batches(shape, backend):

@@ -175,7 +175,7 @@ def test_one_rank_is_a_mesh_too():
     layout = KVLayout(1, 2, 16, 2, 64, axis="heads", num_ranks=1)
     with jax.set_mesh(jax.make_mesh((1,), ("heads",), axis_types=(AxisType.Auto,), devices=jax.devices()[:1])):
         assert attend(2, layout)[0].shape == (1, 2, 64)
-        assert kv.create(layout).data.sharding.spec == layout.partition  # pyright: ignore[reportAttributeAccessIssue]
+        assert kv.create(layout).data.sharding.spec == layout.partition  # pyright: ignore[reportAttributeAccessIssue] (a NamedSharding)
 
 
 @pytest.mark.parametrize("backend", ["xla", pytest.param("tpu_interpret", marks=pytest.mark.one_python)])

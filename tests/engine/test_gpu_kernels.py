@@ -3,11 +3,11 @@
 import pytest
 
 from jpaged import LLM, SamplingParams
-from pallas_kernels.gpu import mosaic
+from tests.marks import needs_mosaic
 from tests.scripts.running import GOLDEN
 
 
-@pytest.mark.skipif(mosaic.lacks() is not None, reason=str(mosaic.lacks()))
+@needs_mosaic
 @pytest.mark.one_python
 @pytest.mark.every_setting
 def test_tokens_are_those_of_xla():

@@ -59,7 +59,7 @@ def test_compiling_is_not_counted(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_nothing_timed_is_no_rate(monkeypatch: pytest.MonkeyPatch):
-    clock = usage.Clock(FakeEngine([], monkeypatch))  # pyright: ignore[reportArgumentType]
+    clock = usage.Clock(FakeEngine([], monkeypatch))  # pyright: ignore[reportArgumentType] (all that it reads)
     assert clock.prefill_rate is None and clock.decode_rate is None
 
 

@@ -64,6 +64,6 @@ if __name__ == "__main__":
     tiling = Tiling(**given["tiling"]) if "tiling" in given else None
     try:
         answer = compile_case(chip, case, tiling, folder)
-    except Exception as error:  # of whatever kind: the parent says so
+    except Exception as error:  # of whatever kind: the parent names the case, too
         answer = {"error": f"{type(error).__name__}: {error}"[:1000]}
     print(json.dumps(answer), flush=True)

@@ -27,6 +27,9 @@ def best(chip: str, name: str, *, here: str | None, only_spills: bool) -> dict[s
       chip, name: Of the case.
       here: The chip at hand, which times; None only compiles.
       only_spills: Leave alone what spills nothing.
+
+    Raises:
+      ValueError: no tiling compiles.
     """
     gpu, shape = GPUS[chip], figures.shape(chip, name)
     now = tuning.choose(chip, shape.key, rule(gpu, shape))
@@ -34,11 +37,17 @@ def best(chip: str, name: str, *, here: str | None, only_spills: bool) -> dict[s
     if chip == here and not only_spills:
         found = clock.fastest(chip, name, [now, *others], "gpu")
         return found and {**_changed(chip, shape, found[0]), **found[1]}
-    if _spills(chip, name, now) == 0:
+    held = _spills(chip, name, now)
+    if held == 0:
         return None
+    compiles = isinstance(held, int)
     for tiling in others:  # of what spills, or does not compile at all
-        if _spills(chip, name, tiling) == 0:
+        spills = _spills(chip, name, tiling)
+        if spills == 0:
             return {**_changed(chip, shape, tiling), "spills": 0, "from": f"compiled, jax {toolkit.version()}"}
+        compiles |= isinstance(spills, int)
+    if not compiles:
+        raise ValueError(f"no tiling of {name} compiles for {chip}: {held}")
     return None
 
 
@@ -50,10 +59,10 @@ def near(now: Tiling, shape: Shape, room: int) -> list[Tiling]:
     return [tiling for tiling in tilings if smem_bytes(shape, tiling) <= room]
 
 
-def _spills(chip: str, name: str, tiling: Tiling) -> int | None:
-    """Bytes; None if it does not compile."""
+def _spills(chip: str, name: str, tiling: Tiling) -> int | str:
+    """Bytes, or why it does not compile."""
     made = programs.compile_case(chip, {"case": name, "tiling": dataclasses.asdict(tiling)})
-    return None if isinstance(made, str) else figures.figures(GPUS[chip], name, CASES[name], made, tiling)["spills"]
+    return made if isinstance(made, str) else figures.figures(GPUS[chip], name, CASES[name], made, tiling)["spills"]
 
 
 def _changed(chip: str, shape: Shape, tiling: Tiling) -> dict[str, Any]:

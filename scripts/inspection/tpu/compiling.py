@@ -59,6 +59,6 @@ if __name__ == "__main__":
         case = cases.CASES[case] if isinstance(case, str) else cases.Case(**case)
         try:
             answer = compile_case(chip, case, tiling)
-        except Exception as error:  # of whatever kind: the next is compiled all the same
+        except Exception as error:  # of whatever kind: the parent says it, and the next is compiled
             answer = {"error": f"{type(error).__name__}: {error}"[:1000]}
         print(json.dumps(answer), flush=True)

@@ -25,6 +25,9 @@ def best(chip: str, name: str, *, here: str | None, only_spills: bool) -> dict[s
       chip, name: Of the case.
       here: The chip at hand, which times what looks best; None only compiles.
       only_spills: Leave alone what spills nothing.
+
+    Raises:
+      ValueError: no tiling compiles.
     """
     shape = figures.shape(chip, name)
     now = rule.choose(CHIPS[chip], shape)
@@ -40,7 +43,7 @@ def best(chip: str, name: str, *, here: str | None, only_spills: bool) -> dict[s
         return timed(chip, name, [tiling for tiling, _ in _ranked(pairs)[:TIMED]])
     tiling, one = _pick(pairs)
     if isinstance(one, str):
-        return None
+        raise ValueError(f"no tiling of {name} compiles for {chip}: {one}")
     if not isinstance(held, str) and (one["spills"], one["cycles_per_token"]) >= (held["spills"], _less(held)):
         return None
     return {
