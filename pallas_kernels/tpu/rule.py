@@ -41,6 +41,11 @@ class Shape:
     head_groups: int
 
     @property
+    def group_lanes(self) -> int:
+        """Lanes of a head group's keys."""
+        return -(-self.num_kv_heads // self.head_groups * self.head_dim // LANES) * LANES
+
+    @property
     def key(self) -> str:
         """Its name among findings; contexts that fill the longest chunk are alike."""
         longest = min(1 << (self.context - 1).bit_length(), LONGEST)
@@ -65,7 +70,10 @@ def rule(chip: Chip, shape: Shape) -> Tiling:
     items = {128: 3, 256: 2}.get(chunk, 1) if shape.queries == 1 and chunk >= shape.context else 1
     groups = 0 if shape.dtype != "float32" else 2 if shape.head_groups % 2 == 0 else 1
     vmem = chip.vmem * 7 // 8 if chunk * items * shape.token_bytes > _ITEM_BYTES else None  # a block is so large
-    return Tiling(chunk, items, buffers=2, lanes=chip.depth, groups=groups, early=0.5 if items > 1 else 1.0, vmem=vmem)
+    # Products of many lanes are summed better by the compiler than here; a float32's parts would fill the registers.
+    together = shape.head_dim % LANES and shape.dtype != "float32"
+    lanes = shape.group_lanes if together else chip.depth
+    return Tiling(chunk, items, buffers=2, lanes=lanes, groups=groups, early=0.5 if items > 1 else 1.0, vmem=vmem)
 
 
 def _chunk(chip: Chip, shape: Shape, *, items: int) -> int:

@@ -23,6 +23,7 @@ class Tiling:
         number. 0: those of all items of a trip, without a loop.
       early: The share of a trip's orders that stands between the products with the keys.
       staged: Whether scores wait in VMEM rather than in registers.
+      part: Tokens of float32 KV that are made bfloat16 at once; 0: as many as lanes.
       rows: Rows of queries that a prefill's product takes at once.
       vmem: Bytes of VMEM that the kernel may take; None is the compiler's own limit.
     """
@@ -34,11 +35,12 @@ class Tiling:
     groups: int = 0
     early: float = 1.0
     staged: bool = True
+    part: int = 0
     rows: int = 256
     vmem: int | None = None
 
     def __post_init__(self):
-        least = {"chunk": 1, "items": 1, "buffers": 2, "lanes": 128, "groups": 0, "rows": 1}
+        least = {"chunk": 1, "items": 1, "buffers": 2, "lanes": 128, "groups": 0, "part": 0, "rows": 1}
         faults = []
         for name, low in least.items():
             value = getattr(self, name)

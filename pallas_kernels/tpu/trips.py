@@ -369,4 +369,4 @@ class Trips(abc.ABC):
         return lane, list(range(0, self.cut.chunk, LANES))
 
     def _dot(self, a: Array, b: Array, axis: int) -> Array:
-        return products.dot(a, b, axis, part=self.tiling.lanes)
+        return products.dot(a, b, axis, part=self.tiling.part or self.tiling.lanes)

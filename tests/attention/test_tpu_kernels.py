@@ -181,6 +181,17 @@ def test_a_few_queries_group_by_group(dtype):
     check(case, max_q_len=8, tiling=tiling, sliding_window=50)
 
 
+def test_float32_in_parts_shorter_than_a_register():
+    """And whose last is shorter than the others."""
+    tiling = dataclasses.replace(SHORT, part=48)
+    check(make([1, 1, 0], [300, 33, 9], dtype="float32"), max_q_len=1, tiling=tiling)
+
+
+def test_one_product_for_all_lanes_of_a_group():
+    """Heads of 80 lie on 640 lanes, which no matrix unit takes at once; the compiler adds up what it takes in parts."""
+    check(make([1, 1], [300, 33], heads=(8, 1), head_dim=80), max_q_len=1, tiling=dataclasses.replace(SHORT, lanes=640))
+
+
 @pytest.fixture
 def by_hand(monkeypatch):
     """A chip whose compiler has no conversion of eight-bit numbers."""

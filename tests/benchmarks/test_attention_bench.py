@@ -144,6 +144,9 @@ def figures(cycles: float, spills: int, bound: float = 2.0) -> dict:
         (figures(1.0, 5), figures(1.4, 0), True),  # no spills are worth half as many cycles again
         (figures(1.0, 5), figures(1.9, 0), True),  # or whatever memory hides
         (figures(1.0, 5), figures(2.1, 0), False),
+        (figures(3.0, 5), figures(4.0, 0), True),
+        (figures(3.0, 5), figures(4.0, 1), False),  # fewer spills are worth only what memory hides
+        (figures(1.0, 5), figures(1.9, 1), True),
         (figures(1.0, 0), figures(0.9, 0), True),
         (figures(1.0, 0), "does not fit", False),
         ("does not fit", figures(9.0, 9), True),

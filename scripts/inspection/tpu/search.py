@@ -15,7 +15,7 @@ from pallas_kernels.tpu.tiling import Tiling
 
 LANES = SHORTEST = 128  # of a register, and the tokens of the shortest chunk
 TIMED = 8  # tilings that are timed where there is a TPU
-MOST_LOSS = 1.5  # times the cycles of the fastest, which not to spill may cost
+MOST_LOSS = 1.5  # times the cycles of the fastest, which not to spill at all may cost; to spill less, what memory hides
 
 
 def best(chip: str, name: str, *, here: str | None, only_spills: bool) -> dict[str, Any] | None:
@@ -35,8 +35,9 @@ def best(chip: str, name: str, *, here: str | None, only_spills: bool) -> dict[s
     if not isinstance(held, str) and held["spills"] == 0 and only_spills:
         return None
     pairs = [(now, held)]
+    longest = max(now.chunk, rule.rule(CHIPS[chip], shape).chunk)
     for near in (_cuts, _orders):  # the second round is about what was best in the first
-        begin = _pick(pairs)[0]
+        begin = dataclasses.replace(now, chunk=longest) if near is _cuts else _pick(pairs)[0]
         tried = [tiling for tiling in near(begin, shape, CHIPS[chip].depth) if all(tiling != t for t, _ in pairs)]
         pairs += zip(tried, figures.trials(chip, name, tried), strict=True)
     if chip == here:
@@ -75,8 +76,12 @@ def _pick(pairs: list[tuple[Tiling, Any]]) -> tuple[Tiling, Any]:
     good = [(tiling, one) for tiling, one in pairs if not isinstance(one, str)]
     if not good:
         return pairs[0]
-    fast = max(MOST_LOSS * min(one["cycles_per_token"] for _, one in good), good[0][1]["bandwidth_bound"])
-    good = [(tiling, one) for tiling, one in good if one["cycles_per_token"] <= fast]
+    least = min(one["cycles_per_token"] for _, one in good)
+
+    def enough(one: dict[str, Any]) -> bool:
+        return one["cycles_per_token"] <= max(least if one["spills"] else MOST_LOSS * least, one["bandwidth_bound"])
+
+    good = [(tiling, one) for tiling, one in good if enough(one)]
     return min(good, key=lambda pair: (pair[1]["spills"], pair[1]["cycles_per_token"]))
 
 
@@ -87,14 +92,17 @@ def _ranked(pairs: list[tuple[Tiling, Any]]) -> list[tuple[Tiling, Any]]:
 
 
 def _cuts(now: Tiling, shape: Shape, depth: int) -> list[Tiling]:
-    """Shorter chunks, as many items as fit a short context, and fewer head groups or lanes at a time."""
+    """Shorter chunks, as many items as fit a short context, and fewer head groups or lanes at a time; of float32, which
+    is made of parts, fewer tokens, too."""
     chunks = [(chunk, now.items) for chunk in (now.chunk, now.chunk // 2, now.chunk // 4) if chunk >= SHORTEST]
     if now.chunk >= shape.context:
         chunks += [(now.chunk, items) for items in (1, 2, 3, 4) if items != now.items and items * now.chunk <= 1024]
     groups = [groups for groups in (0, 1, 2, 4) if not groups or shape.head_groups % groups == 0]
+    lanes = sorted({shape.group_lanes, min(depth, shape.group_lanes), LANES}, reverse=True)
+    parts = (0, 64, 32) if shape.dtype == "float32" else (now.part,)
     return [
-        dataclasses.replace(now, chunk=chunk, items=items, lanes=lanes, groups=some)
-        for (chunk, items), some, lanes in itertools.product(chunks, groups, sorted({depth, LANES}, reverse=True))
+        dataclasses.replace(now, chunk=chunk, items=items, lanes=width, groups=some, part=part)
+        for (chunk, items), some, width, part in itertools.product(chunks, groups, lanes, parts)
         if chunk >= shape.block_size
     ]
 
