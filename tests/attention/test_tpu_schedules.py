@@ -40,7 +40,7 @@ MOST_CYCLES = {
 MOST_CYCLES_A_SEQUENCE = {("v6e", "decode_bf16_b16_ctx128"): 550}
 LEAST_BUSY = {("v6e", "prefill_bf16_b16"): 0.65}
 MOST_COMPILE_SECONDS = 60  # on a machine that tests at the same time; alone none takes 20
-# Vector registers that a decode puts away: none, but for these, of which no cut without any is hidden by memory (`tune.py`).
+# Vector registers that a decode puts away: none, but for these, of which no cut without any is hidden by memory.
 SPILLS = {
     ("v4", "decode_bf16_b16_tree"): 23,
     ("v4", "decode_bf16_b16_d80"): 21,
