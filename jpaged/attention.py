@@ -67,7 +67,8 @@ def paged_attention(
     that mix the two, are the same call.
 
     Args:
-      q: Queries. Tokens past ``cu_q_lens[R]`` are padding; their outputs are zero.
+      q: Queries. Tokens past ``cu_q_lens[R]`` are padding; their outputs are zero. Kernels multiply in sixteen bits,
+        unless the cache is float32: queries of more are rounded to bfloat16, or to float16 of a float16 cache.
       k, v: The queries' own keys and values; None for both only reads.
       cache: The KV memory of all layers. Donate it to the jitted function around this, and it is updated in place.
       layer: Which layer, from 0; may be traced, so that layers can run under ``lax.scan``, and is not checked then.

@@ -28,7 +28,8 @@ def resolve_backend(backend: str | None, platform: str | None = None) -> str:
     A backend asked for by name never falls back.
 
     Args:
-      backend: One of ``BACKENDS``, or None.
+      backend: "xla", "tpu" or "gpu"; "tpu_interpret" or "gpu_interpret", which run those kernels on any machine,
+        slowly; or None.
       platform: "cpu", "tpu" or "gpu"; None asks JAX.
 
     Raises:
@@ -42,13 +43,13 @@ def resolve_backend(backend: str | None, platform: str | None = None) -> str:
         return best
     if backend not in BACKENDS:
         raise ValueError(f"{backend=} must be one of {', '.join(BACKENDS)}; try backend=None, which picks one")
+    if backend.startswith("gpu") and (lack := gpu_attention.lacks()):
+        raise ValueError(f"{backend=} does not run here: {lack}; or backend='xla', which runs everywhere")
     if backend in ("tpu", "gpu") and backend != platform:
         raise ValueError(
             f"{backend=} needs a {backend.upper()}, and JAX found only {platform}; "
             "try backend='xla', which runs everywhere"
         )
-    if backend.startswith("gpu") and (lack := gpu_attention.lacks()):
-        raise ValueError(f"{backend=} does not run here: {lack}; or backend='xla', which runs everywhere")
     return backend
 
 

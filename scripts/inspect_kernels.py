@@ -98,7 +98,7 @@ def main() -> int:
                         print(json.dumps(one), flush=True)
             progress.done += 1
     found.sort(key=lambda one: (wanted.index(one["chip"]), names.index(one["case"])))
-    if not _JSON.value:
+    if found and not _JSON.value:
         _tables(found)
     if _PLOT.value and found:
         drawing.draw(found, _PLOT.value)

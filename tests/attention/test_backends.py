@@ -107,6 +107,8 @@ def test_old_jax_is_refused_with_a_way_out(monkeypatch: pytest.MonkeyPatch):
     reason = r"does not run here: jax .* has too little of Mosaic GPU; try jax 99.0 or newer.*or backend='xla'"
     with pytest.raises(ValueError, match=reason):
         resolve_backend("gpu_interpret", "cpu")
+    with pytest.raises(ValueError, match=reason):  # whoever has no GPU either is told of the JAX first
+        resolve_backend("gpu", "cpu")
     with on(GPUS["H100"].kind, "cuda"):
         with pytest.raises(ValueError, match=reason):
             resolve_backend("gpu")

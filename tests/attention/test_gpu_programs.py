@@ -180,6 +180,9 @@ def test_what_ptxas_says_is_read(tmp_path):
     assert [one.blocks_per_core(GPUS[chip]) for chip in ("A100", "L40S", "H200")] == [2, 1, 2]
     thin = dataclasses.replace(one, registers=168, smem_bytes=1024)
     assert thin.blocks_per_core(GPUS["H200"]) == 3  # 65,536 registers, 168 for each of 128 threads
+    (tmp_path / "paged_attention_0.sass_ctrl").unlink()
+    with pytest.raises(ValueError, match=r"nvdisasm, which reads paged_attention, is not installed; try pip install"):
+        programs._programs(tmp_path)
 
 
 def test_findings_are_of_shapes_that_there_are():

@@ -136,7 +136,10 @@ def _by_name(paths: Iterable[Path]) -> dict[str, list[Path]]:
 
 
 def _program(name: str, said: Path, needed: Path) -> Program:
-    text, code = said.read_text(), said.with_suffix(".sass_ctrl").read_text()
+    disassembled = said.with_suffix(".sass_ctrl")
+    if not disassembled.exists():
+        raise ValueError(f"nvdisasm, which reads {name}, is not installed; try pip install -e '.[inspect-gpu]'")
+    text, code = said.read_text(), disassembled.read_text()
     registers = re.search(r"Used (\d+) registers", text)
     spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", text)
     memory = re.search(r"smem_scratch_bytes=(\d+)", needed.read_text())

@@ -24,7 +24,8 @@ def folder() -> Path:
     if found is not None and found.origin is not None:
         return Path(found.origin).parents[1]
     raise ValueError(
-        "JAX's CUDA plugin is not installed; try `make venv-dev` with Python 3.12 or newer, or pip install jax[cuda13]"
+        "JAX's CUDA plugin is not installed; with Python 3.12 or newer, try `make venv-dev PYTHON=python3.12`, "
+        "or pip install -e '.[gpu,inspect-gpu]'"
     )
 
 
